@@ -5,7 +5,6 @@
 #include <system_error>
 
 #include "absl/strings/cord.h"
-#include "absl/strings/str_cat.h"
 #include "base/no_space.h"
 #include "base/text.h"
 
@@ -54,6 +53,10 @@ absl::Status ReadErrnoStatus(int error) {
   const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
   const absl::Status status = ErrnoStatus(error);
   return is_lost ? absl::DataLossError(status.message()) : status;
+}
+
+absl::Status In(const absl::AlphaNum& what, const absl::Status& status) {
+  return status.ok() ? status : WithMessage(status, absl::StrCat(what, ": ", status.message()));
 }
 
 absl::Status WithMessage(const absl::Status& status, std::string_view message) {

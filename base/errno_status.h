@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace tessera {
 
@@ -25,6 +26,10 @@ absl::Status ReadErrnoStatus(int error);
 // Returns the error with what has failed before the reason: "Rename /runs/a to /runs/b: File
 // exists". OK is returned unchanged.
 absl::Status Named(std::string_view operation, std::string_view where, const absl::Status& reason);
+
+// Returns the error with `what` before its message: "writing: No space left on device". OK is
+// returned unchanged.
+absl::Status In(const absl::AlphaNum& what, const absl::Status& status);
 
 // Returns a status with the same code and payloads and another message.
 absl::Status WithMessage(const absl::Status& status, std::string_view message);

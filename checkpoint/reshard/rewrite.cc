@@ -13,6 +13,7 @@
 #include "base/byte_progress.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/threads.h"
@@ -27,7 +28,6 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/save/coordinator.h"
-#include "checkpoint/save/phases.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"
@@ -136,7 +136,7 @@ class Rewriter {
       first += count;
     }
     if (!files_.empty()) {
-      TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(target_.directory)));
+      TESSERA_RETURN_IF_ERROR(In("syncing", storage_.SyncDirectory(target_.directory)));
     }
     return CompareDigests();
   }
@@ -288,8 +288,8 @@ class Rewriter {
     TESSERA_RETURN_IF_ERROR(RunTasks(workers, rounds, [&](int w, size_t round) {
       const std::vector<Window> windows =
           CutWindows(files, round * each, each, stride, workers_[w].windows.data());
-      absl::Status status = InPhase("reading", Fill(windows, workers_[w]));
-      if (status.ok()) status = InPhase(kWriting, WriteWindows(windows, workers_[w]));
+      absl::Status status = In("reading", Fill(windows, workers_[w]));
+      if (status.ok()) status = In("writing", WriteWindows(windows, workers_[w]));
       return status;
     }));
     return FinishFiles(files);
@@ -380,8 +380,8 @@ class Rewriter {
   absl::Status FinishFiles(std::vector<TargetFile>& files) {
     TESSERA_RETURN_IF_ERROR(
         RunTasks(options_.io_threads, files.size(), [&](int, size_t i) -> absl::Status {
-          TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, files[i].file->Sync()));
-          return InPhase(kSyncing, files[i].file->Close());
+          TESSERA_RETURN_IF_ERROR(In("syncing", files[i].file->Sync()));
+          return In("syncing", files[i].file->Close());
         }));
     for (const TargetFile& file : files) {
       FileReport& report = *write_report_.add_files();
@@ -450,7 +450,7 @@ absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePla
   if (status.ok()) status = rewriter.WriteFiles(*target);
   if (status.ok()) {
     const std::string report = rewriter.TakeWriteReport().SerializeAsString();
-    status = InPhase(kCommitting, coordinator.Commit({report}).status());
+    status = In("committing", coordinator.Commit({report}).status());
   }
   if (!status.ok()) {
     coordinator.Abandon();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/errno_status.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
@@ -15,7 +16,6 @@
 #include "base/trace.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
-#include "checkpoint/save/phases.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -85,7 +85,7 @@ absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
     const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool) {
   std::shared_ptr<DataWriter> writer(new DataWriter(storage, directory, options, pool));
   const MutexLock lock(&writer->mutex_);
-  TESSERA_RETURN_IF_ERROR(InPhase(kStaging, writer->CutIntoPieces(state, local, plan)));
+  TESSERA_RETURN_IF_ERROR(In("staging", writer->CutIntoPieces(state, local, plan)));
   return writer;
 }
 
@@ -231,10 +231,10 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   TESSERA_RETURN_IF_ERROR(error_);
   const absl::Duration start = SteadyNow();
   if (!files_.empty()) {
-    TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, place_.storage.SyncDirectory(place_.directory)));
+    TESSERA_RETURN_IF_ERROR(In("syncing", place_.storage.SyncDirectory(place_.directory)));
   }
   for (const FileWriter& file : files_) {
-    TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, file.CheckThere()));
+    TESSERA_RETURN_IF_ERROR(In("syncing", file.CheckThere()));
   }
   spent_.syncing += (SteadyNow() - start) * static_cast<double>(workers_.size());
   return Report();
@@ -314,7 +314,7 @@ absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
   switch (task.what) {
     case Do::kWriteCopy:
     case Do::kWriteInPlace:
-      return InPhase(kWriting, StartWrite(task, worker));
+      return In("writing", StartWrite(task, worker));
     case Do::kFinishWrite:
       return FinishWrite(task, worker);
     default:
@@ -336,14 +336,14 @@ absl::Status DataWriter::Unlocked(const char* action, const Body& body) {
 absl::Status DataWriter::ReadPiece(const PieceTable::Task& task, bool on_device, Digests& digests) {
   Piece& piece = pieces_[task.piece];
   if (task.what == Do::kCopy && on_device) {
-    return InPhase(kStaging, piece.file->contents().StartCopy(piece.begin, piece.end, task.buffer,
-                                                              piece.copies));
+    return In("staging",
+              piece.file->contents().StartCopy(piece.begin, piece.end, task.buffer, piece.copies));
   }
   if (task.what == Do::kCopy) {
     piece.file->Copy(piece.begin, piece.end, task.buffer, digests);
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
+  TESSERA_RETURN_IF_ERROR(In("staging", piece.copies.Wait()));
   piece.file->Checksum(piece.begin, piece.end, task.buffer, digests);
   return absl::OkStatus();
 }
@@ -397,11 +397,11 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
   const absl::Duration end = SteadyNow();
   spent_.writing += end - start;
   EndTask(task, &worker.table, {.ok = written.ok()}, Clock::now());
-  TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
+  TESSERA_RETURN_IF_ERROR(In("writing", written));
   if (--pieces_left_[piece.file_number] == 0 && error_.ok()) {
     const absl::Status synced = Unlocked("sync a data file", [&] { return piece.file->Sync(); });
     spent_.syncing += SteadyNow() - end;
-    TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
+    TESSERA_RETURN_IF_ERROR(In("syncing", synced));
   }
   table_.Settle();
   return absl::OkStatus();

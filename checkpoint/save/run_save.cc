@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/errno_status.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
@@ -15,7 +16,6 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
-#include "checkpoint/save/phases.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 // The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons. It
@@ -86,7 +86,7 @@ absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<R
                                                       .cache = context.plan_cache,
                                                       .prepare = prepare,
                                                       .timeout = context.options.timeout});
-  if (!task.ok()) return InPhase(kPlanning, task.status());
+  if (!task.ok()) return In("planning", task.status());
   return task;
 }
 
@@ -135,7 +135,7 @@ absl::StatusOr<uint64_t> Commit(const SaveContext& context,
   const Combine commit = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     const TraceSpan span("save", "commit");
     const absl::StatusOr<uint64_t> bytes = coordinator.Commit(all);
-    if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
+    if (!bytes.ok()) return In("committing", bytes.status());
     CommitVerdict verdict;
     verdict.set_bytes(*bytes);
     return verdict.SerializeAsString();

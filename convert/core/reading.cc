@@ -20,11 +20,6 @@ constexpr std::string_view kAtTheBegin[] = {"module.", "base_model.model."};
 
 }  // namespace
 
-absl::Status In(const absl::AlphaNum& what, const absl::Status& status) {
-  if (status.ok()) return status;
-  return WithMessage(status, absl::StrCat(what, ": ", status.message()));
-}
-
 absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status) {
   return status.ok() ? status : In(storage.Describe(path), status);
 }

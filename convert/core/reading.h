@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.pb.h"
@@ -33,8 +34,8 @@ inline constexpr const char* kWeightFiles[] = {
 
 inline constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
-// Returns the status with `what` before its message; OK and values are returned unchanged.
-absl::Status In(const absl::AlphaNum& what, const absl::Status& status);
+// In() of a status; values are returned unchanged.
+using tessera::In;
 template <typename T>
 absl::StatusOr<T> In(const absl::AlphaNum& what, absl::StatusOr<T> result) {
   if (result.ok()) return result;

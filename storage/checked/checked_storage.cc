@@ -211,9 +211,7 @@ class CheckedStorage::File final : public ReadableFile {
   absl::Status Check(const absl::Status& read, uint64_t offset_bytes,
                      std::span<const std::byte> bytes) const {
     TESSERA_RETURN_IF_ERROR(read);
-    const absl::Status status = records_->Check(offset_bytes, bytes);
-    if (status.ok()) return status;
-    return WithMessage(status, absl::StrCat(name_, ": ", status.message()));
+    return In(name_, records_->Check(offset_bytes, bytes));
   }
 
   const std::unique_ptr<ReadableFile> base_;

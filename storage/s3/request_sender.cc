@@ -334,8 +334,7 @@ void RequestSender::Judge(Attempts& attempts, absl::Status status) {
     }
     attempts.answer = std::string(status.message());
   } else if (!absl::IsUnavailable(status)) {
-    return attempts.End(
-        WithMessage(status, absl::StrCat(options_.endpoint, ": ", status.message())));
+    return attempts.End(In(options_.endpoint, status));
   }
   const absl::Duration pause = attempts.backoff * (0.5 + 0.5 * (RandomBits() >> 11) * 0x1p-53);
   attempts.due = SteadyNow() + pause;
