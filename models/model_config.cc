@@ -45,7 +45,7 @@ absl::Status UnknownArchitecture(const ModelConfig& config) {
     }
     return absl::InvalidArgumentError(
         absl::StrCat("architecture is missing: give --size, or --architecture with ",
-                     absl::StrJoin(known, " or ")));
+                     absl::StrJoin(known, " or "), "; see --help"));
   }
   return absl::InvalidArgumentError(absl::StrCat("other_architecture is \"",
                                                  config.other_architecture(),

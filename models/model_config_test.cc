@@ -125,7 +125,8 @@ struct WrongField {
 TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
   const std::vector<WrongField> wrong = {
       {"gpt3", [](ModelConfig&) {}, "size is \"gpt3\": it must be one of gpt2-tiny, "},
-      {"", [](ModelConfig&) {}, "architecture is missing: give --size, or --architecture"},
+      {"", [](ModelConfig&) {},
+       "architecture is missing: give --size, or --architecture with gpt2 or llama3; see --help"},
       {"", [](ModelConfig& c) { c.set_architecture(ModelConfig::GPT2); }, "num_layers is missing"},
       {"gpt2-tiny", [](ModelConfig& c) { c.set_architecture(ModelConfig::LLAMA3); },
        "architecture is LLAMA3, but size \"gpt2-tiny\" is GPT2"},

@@ -1,6 +1,7 @@
 #ifndef TESSERA_STORAGE_OPEN_STORAGE_H_
 #define TESSERA_STORAGE_OPEN_STORAGE_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,11 @@ struct OpenStorageOptions {
   // removes an upload a day after it began if its whole path below the root matches this regular
   // expression (ECMAScript). Empty: removes no upload.
   std::string own_uploads = {};
+
+  // Receives a sentence, once, if an object store takes longer than a few seconds for its first
+  // answer; a store that does not answer at all is an error after about 15 s. Called by any thread
+  // that uses the storage, during the call. May be null.
+  std::function<void(const std::string&)> note = nullptr;
 
   // Returns these options with create_root.
   OpenStorageOptions ForWriting() const {

@@ -44,6 +44,7 @@ const char* AtPath(const std::string& path) { return path.empty() ? "." : path.c
 
 std::string PathBelow(const std::string& root, std::string_view path) {
   if (path.empty()) return root;
+  if (root == ".") return std::string(path);
   return absl::StrCat(root, root.ends_with('/') ? "" : "/", std::string(path));
 }
 

@@ -69,6 +69,7 @@ TEST_F(PosixStorageTest, TheRootMustBeADirectory) {
 }
 
 TEST_F(PosixStorageTest, TheRootIsMadeWhereAsked) {
+  EXPECT_EQ((*OpenPosixStorage("."))->Describe("a/b"), "a/b");
   for (const char* name : {"/a/b/c", "/a/b/d/", "/a//e", ""}) {
     ASSERT_OK_AND_ASSIGN(auto storage, OpenPosixStorage(root() + name, {.create_root = true}));
     EXPECT_OK(WriteAll(*storage, "file", "x"));

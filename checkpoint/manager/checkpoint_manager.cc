@@ -9,6 +9,7 @@
 #include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/collective/hosts.h"
@@ -272,6 +273,7 @@ class Manager final : public JobSaves {
   const absl::Status& last_save() const override { return failed_saves_.last(); }
 
   absl::Status ErrorOf(SaveTrouble trouble) override {
+    const int64_t failures = options_.failures.max_failed_saves;
     const std::string last =
         last_save().ok() ? "" : absl::StrCat("; the last one: ", last_save().message());
     switch (trouble) {
@@ -281,10 +283,9 @@ class Manager final : public JobSaves {
         WaitForSaves();
         return last_save();
       case SaveTrouble::kFailures:
-        return absl::AbortedError(absl::StrCat("nothing can be saved to ", storage_->Describe(""),
-                                               ": ", options_.failures.max_failed_saves,
-                                               " saves in a row have failed (max_failed_saves)",
-                                               last));
+        return absl::AbortedError(absl::StrCat(
+            "nothing can be saved to ", storage_->Describe(""), ": ", Counted(failures, "save"),
+            failures == 1 ? " has" : " in a row have", " failed (max_failed_saves)", last));
       case SaveTrouble::kTooLong:
         return absl::AbortedError(
             absl::StrCat("no checkpoint has been saved to ", storage_->Describe(""), " for ",

@@ -30,6 +30,7 @@ absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOp
   s3::ClientOptions& client = resolved.client;
   client.bucket = name.bucket;
   client.http = http;
+  client.note = options.note;
   client.credentials = std::move(account.credentials);
   client.read_credentials = [provider = name.provider, http]() -> absl::StatusOr<s3::Credentials> {
     TESSERA_ASSIGN_OR_RETURN(S3Account again, FindAccount(provider, ProcessEnvironment, *http));

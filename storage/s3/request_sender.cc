@@ -269,6 +269,7 @@ HttpRequest RequestSender::Sign(const Request& request, const Credentials& crede
                       .timeout = deadline - SteadyNow(),
                       .abandoned = &abandoned_};
   if (!request.query.empty()) absl::StrAppend(&http.url, "?", EncodeQuery(request.query));
+  if (!answered_) http.stall_timeout = std::min(http.stall_timeout, options_.first_answer_timeout);
   if (request.may_take_long) http.stall_timeout = http.timeout;
   http.headers.erase("host");  // libcurl's own
   http.headers["authorization"] =
@@ -311,9 +312,19 @@ void RequestSender::Start(Attempts& attempts, HttpBatch& batch, size_t id) {
               attempts.response);
 }
 
+void RequestSender::NoteWait(absl::Duration start) {
+  if (options_.note == nullptr || answered_ || SteadyNow() - start < options_.note_after ||
+      noted_.exchange(true)) {
+    return;
+  }
+  options_.note(absl::StrCat("waiting for the first answer of ", options_.endpoint, ", for about ",
+                             absl::FormatDuration(options_.first_answer_timeout)));
+}
+
 void RequestSender::Judge(Attempts& attempts, absl::Status status) {
   const Request& request = attempts.sending.request;
   const HttpResponse& response = attempts.response;
+  if (response.status != 0) answered_ = true;
   if (status.ok()) {
     if (IsSuccess(response)) return attempts.End(std::move(attempts.response));
     status = ToStatus(response, options_, request, attempts.credentials.access_key_id);
@@ -354,12 +365,14 @@ void RequestSender::SendAll(std::span<Sending> all) {
   }
   const std::unique_ptr<HttpBatch> batch = http_->NewBatch();
   while (true) {
+    NoteWait(start);
     absl::Duration next = absl::InfiniteDuration();  // when an attempt begins
     bool on_their_way = false;
     for (size_t i = 0; i < attempts.size(); ++i) {
       Attempts& one = attempts[i];
       if (one.state == Attempts::kPausing && one.repeats &&
-          (abandoned_ || one.due >= one.deadline)) {
+          (abandoned_ || one.due >= one.deadline ||
+           (!answered_ && one.due >= start + options_.first_answer_timeout))) {
         one.End(absl::UnavailableError(absl::StrCat(
             options_.endpoint, ": ", one.answer.empty() ? one.failure : one.answer, " (", one.count,
             " attempts in ",
@@ -371,11 +384,11 @@ void RequestSender::SendAll(std::span<Sending> all) {
     }
     const absl::Duration pause = next - SteadyNow();
     if (on_their_way) {
-      // Looks at abandoned_ now and then.
+      // Looks at abandoned_ and the time now and then.
       const auto finished = batch->Wait(std::min(pause, kLongestWait));
       if (finished.has_value()) Judge(attempts[finished->id], finished->status);
     } else if (next < absl::InfiniteDuration()) {
-      Pause(pause);
+      Pause(std::min(pause, kLongestWait));
     } else {
       return;
     }

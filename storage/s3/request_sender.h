@@ -37,6 +37,13 @@ struct ClientOptions {
   absl::Duration timeout = absl::Minutes(5);
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
+  // Limits the repetitions, and each wait for a byte, until the store has answered once: nobody
+  // waits long at a wrong address.
+  absl::Duration first_answer_timeout = absl::Seconds(15);
+  // Receives a sentence, once, if the first answer takes longer than `note_after`. Called by any
+  // thread that sends a request. May be null.
+  std::function<void(const std::string&)> note;
+  absl::Duration note_after = absl::Seconds(3);
   // Pauses between repetitions: random, up to a limit that doubles from the first to the second.
   absl::Duration min_backoff = absl::Milliseconds(200);
   absl::Duration max_backoff = absl::Seconds(10);
@@ -68,7 +75,8 @@ struct Request {
 //   FailedPrecondition   no such bucket, another region, unusable endpoint
 //   PermissionDenied     keys, rights, a wrong clock
 //   ResourceExhausted    quota, sizes
-//   Unavailable          the rest, at the deadline with the last reason
+//   Unavailable          the rest, at the deadline with the last reason; earlier where the store
+//                        has not answered yet (first_answer_timeout)
 //
 // Thread-safe.
 class RequestSender {
@@ -111,6 +119,8 @@ class RequestSender {
                    absl::Duration deadline) const;
   // Begins an attempt, unless `restart` ends the call.
   void Start(Attempts& attempts, HttpBatch& batch, size_t id);
+  // Calls options_.note if it is time.
+  void NoteWait(absl::Duration start);
   // Decides after an attempt whether it was the last one, or when the next one begins.
   void Judge(Attempts& attempts, absl::Status status);
   // Returns the credentials for the next attempt; reads them again if they are about to expire.
@@ -127,6 +137,8 @@ class RequestSender {
   const std::shared_ptr<HttpClient> http_;
   std::string scheme_, host_;
   std::atomic<bool> abandoned_ = false;
+  std::atomic<bool> answered_ = false;  // the store, any request
+  std::atomic<bool> noted_ = false;
   Mutex mutex_;
   CondVar changed_;  // signals changes of what the mutex guards, and of abandoned_
   Credentials credentials_ ABSL_GUARDED_BY(mutex_);

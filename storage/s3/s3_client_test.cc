@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
@@ -206,6 +207,28 @@ TEST_F(S3ClientTest, ThereIsADeadline) {
   for (const char* part : {"503 SlowDown", "attempts", "http://127.0.0.1"}) {
     EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
   }
+}
+
+TEST_F(S3ClientTest, AStoreThatHasNeverAnsweredIsSoonGivenUpAndTheWaitIsTold) {
+  ClientOptions options = server_.ForClient();
+  options.first_answer_timeout = options.note_after = absl::ZeroDuration();
+  options.timeout = absl::Hours(5);
+  std::vector<std::string> notes;
+  options.note = [&](const std::string& note) { notes.push_back(note); };
+  S3Client client(options);
+  Fail({.kind = FaultKind::kDrop});
+  const absl::Status status = client.Put("a", {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(status.ToString().find("(1 attempts in "), std::string::npos) << status;
+  EXPECT_EQ(client.request_count(), 1);
+  const std::vector<std::string> told = {
+      absl::StrCat("waiting for the first answer of ", options.endpoint, ", for about 0")};
+  EXPECT_EQ(notes, told);
+  Fail({.status = 503, .code = "SlowDown"});
+  EXPECT_OK(client.Put("a", {})) << "a refusal is an answer";
+  Fail({.kind = FaultKind::kDrop, .times = 3});
+  EXPECT_OK(client.Put("a", {})) << "it has answered before";
+  EXPECT_EQ(notes, told);
 }
 
 TEST_F(S3ClientTest, AStalledAnswerIsAbandoned) {

@@ -36,6 +36,15 @@ TEST_P(S3PingTest, SaysWhatIsWrong) {
   EXPECT_NE(storage.status().ToString().find(ping.message), std::string::npos) << storage.status();
 }
 
+TEST(S3StorageWithoutPing, AStoreThatHasNeverAnsweredIsSoonGivenUp) {
+  S3StorageOptions options = {.client = S3Server().ForClient()};  // which has stopped
+  options.client.min_backoff = options.client.max_backoff = absl::Minutes(2);
+  options.client.timeout = absl::Hours(5);
+  const auto storage = OpenS3Storage(options);
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  EXPECT_EQ((*storage)->List("").status().code(), absl::StatusCode::kUnavailable);
+}
+
 void Unchanged(s3::ClientOptions& /*options*/) {}
 
 INSTANTIATE_TEST_SUITE_P(

@@ -347,7 +347,10 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenS3Storage(const S3StorageOptions& options) {
-  auto storage = std::make_unique<S3Storage>(options);
+  S3StorageOptions own = options;
+  // The ping is the first contact.
+  if (options.create_root) own.client.first_answer_timeout = options.client.timeout;
+  auto storage = std::make_unique<S3Storage>(std::move(own));
   if (!options.prefix.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckPath("Open", options.prefix, /*root_allowed=*/false));
   }

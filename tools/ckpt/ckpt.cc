@@ -449,9 +449,13 @@ int Run(const std::vector<std::string>& arguments, const CommandOutput& output) 
   CommandOptions options;
   const std::string problem = ParseOptions(**command, arguments, options);
   if (!problem.empty()) return usage(problem, absl::StrCat(View((*command)->name), " "));
+  const std::string who = absl::StrCat("ckpt ", View((*command)->name));
+  options.source.stores.note = [&](const std::string& note) {
+    output.err << who << ": " << note << "\n" << std::flush;
+  };
   const absl::StatusOr<int> exit_code = (*command)->run(options, output);
   if (exit_code.ok()) return *exit_code;
-  report(absl::StrCat("ckpt ", View((*command)->name)), exit_code.status().message());
+  report(who, exit_code.status().message());
   return absl::IsDataLoss(exit_code.status()) ? kExitDifferent : kExitUsage;
 }
 

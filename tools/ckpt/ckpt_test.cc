@@ -444,6 +444,10 @@ TEST_F(CkptTest, FoldersMayBeInAnObjectStore) {
   EXPECT_EQ(Run({"verify", remote, "--all"}), kExitUsage);
   EXPECT_THAT(out_, HasSubstr("step-00000003: UNREADABLE: "));
   server.ClearFaults();
+  server.AddFault({.status = 403, .key_part = "manifest.pb", .times = 1000});
+  EXPECT_EQ(Run({"ls", "s3://bucket/runs/b", endpoint}), kExitDifferent);
+  EXPECT_THAT(out_, ContainsRegex("step-00000003 .* unreadable"));
+  server.ClearFaults();
   // From one prefix to another, and never over what is there.
   const std::string place = "s3://bucket/c/step-00000003";
   EXPECT_EQ(Run({"reshard", remote, place, "--topology=single", endpoint}), kExitOk) << err_;

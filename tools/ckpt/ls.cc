@@ -29,16 +29,15 @@ class Listing {
 
   void AddUnreadable(const CheckpointInfo& checkpoint) {
     AddProblem({{"step", checkpoint.step}, {"directory", checkpoint.directory}},
-               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.readable,
-               "unreadable");
+               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.readable);
   }
 
   void Add(const CheckpointInfo& info) {
     const auto manifest = ReadManifest(storage_, info.directory);
     Json entry = {{"step", info.step}, {"directory", info.directory}};
     if (manifest.ok()) return AddManifest(*manifest, info.directory, std::move(entry));
-    AddProblem(std::move(entry), absl::StrCat(info.step), info.directory, manifest.status(),
-               "damaged manifest");
+    if (absl::IsNotFound(manifest.status()) && !IsListed(info.directory)) return;
+    AddProblem(std::move(entry), absl::StrCat(info.step), info.directory, manifest.status());
   }
 
   // The storage's root is a checkpoint. `name`: the path that it was given by. `format`: that of
@@ -50,7 +49,7 @@ class Listing {
     if (checkpoint.ok()) entry = {{"step", checkpoint->step()}, {"directory", name}};
     if (!format.empty()) entry["format"] = format;
     if (!checkpoint.ok()) {
-      return AddProblem(std::move(entry), "-", shown, checkpoint.status(), "damaged manifest");
+      return AddProblem(std::move(entry), "-", shown, checkpoint.status());
     }
     AddManifest(checkpoint->manifest(), shown, std::move(entry));
   }
@@ -69,6 +68,12 @@ class Listing {
  private:
   using Json = nlohmann::ordered_json;
 
+  // Returns whether a checkpoint has not been deleted since it was listed.
+  bool IsListed(const std::string& directory) const {
+    const auto names = storage_.List(directory);
+    return names.ok() && std::ranges::find(*names, kManifestFileName) != names->end();
+  }
+
   void AddManifest(const Manifest& manifest, const std::string& directory, Json entry) {
     const int64_t written = manifest.producer().created_unix_ms();
     entry["bytes"] = BytesOfFiles(manifest);
@@ -82,10 +87,11 @@ class Listing {
   }
 
   void AddProblem(Json entry, const std::string& step, const std::string& directory,
-                  const absl::Status& status, const std::string& problem) {
+                  const absl::Status& status) {
     exit_code_ = kExitDifferent;
     output_.err << "ckpt ls: " << status.message() << "\n";
-    table_.AddRow({step, directory, "-", "-", "-", problem});
+    table_.AddRow({step, directory, "-", "-", "-",
+                   absl::IsDataLoss(status) ? "damaged manifest" : "unreadable"});
     entry["error"] = std::string(status.message());
     json_.push_back(std::move(entry));
   }

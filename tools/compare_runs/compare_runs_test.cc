@@ -195,6 +195,8 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
   EXPECT_THAT(result.out, HasSubstr("2 steps (10 to 30), precision not known, a log of llm.c or"));
   EXPECT_THAT(result.out, HasSubstr("half a unit of the last digit printed: loss at 1 step\n"));
   EXPECT_EQ(Compare(both + " --step-offset=-1").exit_code, 1);
+  std::ofstream(root_ / "one") << "step 10/30 | loss 0.400000 | norm 0.5000 | lr 1.00e-03\n";
+  EXPECT_THAT(Compare(Path("a") + " " + Path("one")).out, HasSubstr("1 step (10), "));
   EXPECT_EQ(Compare(both + " --exact").exit_code, 1);
   EXPECT_EQ(Compare(both + " --judge=loss,lr --tolerance-fp32=1e-7 --absolute").exit_code, 0);
   for (const char* judge : {"eval_loss", "loss,eval_loss"}) {

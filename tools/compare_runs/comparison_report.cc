@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/page/plot.h"
+#include "base/text.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -30,8 +31,9 @@ std::string DescribeRecords(const char* name, const RunRecords& run) {
   if (run.steps.empty()) {
     absl::StrAppend(&text, "evaluations only");
   } else {
-    absl::StrAppend(&text, run.steps.size(), run.steps.size() == 1 ? " step" : " steps", " (",
-                    run.steps.begin()->first, " to ", run.steps.rbegin()->first, ")");
+    const int64_t first = run.steps.begin()->first, last = run.steps.rbegin()->first;
+    absl::StrAppend(&text, Counted(run.steps.size(), "step"), " (", first,
+                    first == last ? "" : absl::StrCat(" to ", last), ")");
   }
   absl::StrAppend(&text, ", ", Precision(run), run.foreign.empty() ? "" : ", ", run.foreign, "\n");
   for (const std::string& note : run.notes) absl::StrAppend(&text, "   ", note, "\n");

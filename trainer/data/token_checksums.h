@@ -66,8 +66,7 @@ absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
 absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::string& token_path,
                                                                  const FileDescriptor& file);
 absl::Status WriteTokenChecksums(const std::string& token_path, const TokenChecksums& checksums);
-// Removes checksums, durably. Must be called before a token file is replaced, so that no crash
-// leaves a file with another one's checksums.
+// Removes checksums, durably, so that no crash leaves them beside a file that has others.
 absl::Status RemoveTokenChecksums(const std::string& token_path);
 
 // Computes checksums from the whole `file`, and records its modification time in modified_ns.

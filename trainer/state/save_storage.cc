@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
+#include "base/program.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "storage/tiered/staging_folder.h"
@@ -46,7 +47,8 @@ bool Saves(const TrainConfig& config) {
 }
 
 OpenStorageOptions StoresOf(const CheckpointConfig& config) {
-  return {.s3_endpoint = config.s3_endpoint()};
+  return {.s3_endpoint = config.s3_endpoint(),
+          .note = [](const std::string& note) { PrintError("train", note); }};
 }
 
 std::string StagingFolderOf(const CheckpointConfig& config) {
