@@ -374,8 +374,8 @@ void RequestSender::SendAll(std::span<Sending> all) {
           (abandoned_ || one.due >= one.deadline ||
            (!answered_ && one.due >= start + options_.first_answer_timeout))) {
         one.End(absl::UnavailableError(absl::StrCat(
-            options_.endpoint, ": ", one.answer.empty() ? one.failure : one.answer, " (", one.count,
-            " attempts in ",
+            options_.endpoint, ": ", one.answer.empty() ? one.failure : one.answer, " (",
+            Counted(one.count, "attempt"), " in ",
             absl::FormatDuration(absl::Trunc(SteadyNow() - start, absl::Milliseconds(1))), ")")));
       }
       if (one.state == Attempts::kPausing && one.due <= SteadyNow()) Start(one, *batch, i);

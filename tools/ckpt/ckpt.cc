@@ -67,8 +67,8 @@ Flags of any command, --from, --parameter-to-structured-name and --s3-endpoint: 
 constexpr char kLsHelp[] = R"(ckpt ls FOLDER
 
 Lists the committed checkpoints in a folder, with what their manifests say, or the one checkpoint
-that FOLDER itself is. Exit code 1 where a manifest is damaged, 2 for a save that was never
-completed.
+that FOLDER itself is. Exit code 1 where a manifest is damaged or cannot be read, 2 for a save that
+was never completed.
 
   --json                       one array, for machines
 )";
