@@ -3,9 +3,12 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/interop/foreign_run.h"
 
 namespace tessera {
@@ -52,6 +55,26 @@ TEST_F(HuggingFaceShardsTest, ASingleFileTakesThePlaceOfAnIndex) {
     ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
     EXPECT_THAT(out_, HasSubstr(kLeftOut));
     EXPECT_THAT(out_, HasSubstr("model.safetensors.index.json: "));
+  }
+}
+
+// The first seven weights have exactly as many bytes as are allowed.
+TEST_F(HuggingFaceShardsTest, FilesAreFullAndTheIndexCountsTheirBytes) {
+  for (const auto& [dtype, size, total] :
+       {std::tuple("bf16", "3552", 17888), {"f32", "7104", 35776}}) {
+    const std::string folder = In(dtype);
+    ASSERT_EQ(Run({"convert", kSharded, folder, "--to=hf", absl::StrCat("--dtype=", dtype),
+                   absl::StrCat("--max-file-size=", size)}),
+              0)
+        << err_;
+    const auto index =
+        nlohmann::ordered_json::parse(ReadFile(folder + "/model.safetensors.index.json"));
+    EXPECT_EQ(index["metadata"]["total_size"], total);
+    std::string files;  // of the model's weights, in its order
+    for (const auto& [weight, file] : index["weight_map"].items()) {
+      files += file.get<std::string>()[10];
+    }
+    EXPECT_EQ(files, "111111123444444456778");
   }
 }
 

@@ -1,10 +1,14 @@
 #include "trainer/data/token_checksums.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
+#include <thread>
 
 #include "base/testing.h"
 #include "trainer/data/test_files.h"
@@ -84,6 +88,25 @@ TEST(TokenChecksumsTest, HoweverAFileIsCutIntoPiecesItsChecksumsAreTheSame) {
     EXPECT_EQ(built.size_bytes, whole.size_bytes);
     EXPECT_EQ(built.Fingerprint(), whole.Fingerprint());
   }
+}
+
+// A file of another time, as one that is written over while it is read has.
+TEST(TokenChecksumsTest, AFileThatChangesWhileItIsReadHasNone) {
+  const TestFolder folder;
+  const std::string path = folder.Write("f", std::string(1 << 20, 'x'));
+  ASSERT_OK_AND_ASSIGN(const auto file, FileDescriptor::OpenForReading(path));
+  std::jthread writer([&](const std::stop_token& stop) {
+    for (int second = 1; !stop.stop_requested(); ++second) {
+      const timespec times[2] = {{.tv_sec = second}, {.tv_sec = second}};
+      EXPECT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    }
+  });
+  absl::Status status;
+  for (int attempt = 0; status.ok() && attempt < 1000; ++attempt) {
+    status = MakeTokenChecksums(path, file).status();
+  }
+  EXPECT_EQ(status, absl::FailedPreconditionError(
+                        path + " was changed while it was read for its checksums"));
 }
 
 TEST(TokenChecksumsTest, ChecksumsOfTheWriterHoldWhereverTheFilesGo) {

@@ -55,6 +55,7 @@ class SavedRun {
     *metadata.mutable_model() = described.config;
     metadata.mutable_optimizer()->set_algorithm("adamw");
     (*metadata.mutable_trainer()->mutable_extra())["optimizer_updates"] = "5";
+    metadata.mutable_trainer()->mutable_schedule()->set_learning_rate(0.375);
     for (const LogicalParameter& parameter : described.parameters) {
       const auto count = static_cast<size_t>(ElementCount(parameter.shape));
       std::vector<uint16_t> weights(count);
@@ -180,6 +181,8 @@ TEST(MegatronTest, GroupsHaveAdamsOwnNumberOfUpdates) {
     ASSERT_EQ(groups.size(), 2);
     EXPECT_EQ(groups[0].Find("step").AsInt(), 5);
     EXPECT_EQ(groups[1].Find("step").AsInt(), 5);
+    EXPECT_EQ(groups[0].Find("lr").AsFloat(), 0.375);
+    EXPECT_EQ(groups[1].Find("lr").AsFloat(), 0.375);
     EXPECT_EQ(groups[0].Find("wd_mult").AsFloat(), 1);
     EXPECT_EQ(groups[1].Find("wd_mult").AsFloat(), 0);
     EXPECT_EQ(root.Find("iteration").AsInt(), 7);
