@@ -4,6 +4,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tarfile
@@ -12,6 +13,8 @@ import time
 import unittest
 
 import gpus_table
+
+FLAGS = pathlib.Path("trainer/config/testdata/flags.golden").read_text()
 
 
 class GpusTableTest(unittest.TestCase):
@@ -155,6 +158,9 @@ class MeasureGpuTest(unittest.TestCase):
                                 ("train_1558m", True), ("train_llama3_1b", True)):
             text = (self.folder / f"results/{name}.txt").read_text()
             self.assertEqual("--product-table=" in text, has_table, text)
+            for flag in re.findall("(--[^= ]+)=", text):
+                if flag != "--config":  # of the program itself
+                    self.assertRegex(FLAGS, rf"(?m)^\w+ {flag} <")
 
     def begin_step(self):
         """What start() returns, when a step has begun. A line in `more` ends it."""
