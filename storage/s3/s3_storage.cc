@@ -275,14 +275,13 @@ class S3Storage final : public Storage {
     const absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(key);
     if (absl::IsNotFound(info.status())) return absl::AbortedError("there is no such object");
     TESSERA_RETURN_IF_ERROR(info.status());
-    if (info->etag != version) return absl::AbortedError("another object is there");
     std::string there(info->size_bytes, '\0');
     const absl::Status read =
         client_.Get(key, version, 0, std::as_writable_bytes(std::span<char>(there)));
     if (!read.ok()) {
       const absl::StatusOr<S3Client::ObjectInfo> now = client_.Head(key);
       const bool is_replaced = now.ok() && now->etag != version;
-      return is_replaced ? absl::AbortedError("the object is being replaced") : read;
+      return is_replaced ? absl::AbortedError("another object is there") : read;
     }
     TESSERA_ASSIGN_OR_RETURN(obeys_conditions_, client_.ObeysIfMatch(key, AsBytes(there)));
     if (obeys_conditions_) return absl::OkStatus();

@@ -76,8 +76,8 @@ class FaultInjectingStorage final : public ForwardingStorage {
   // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
 
-  // Calls `call` before every operation that nothing above fails, under a lock, until
-  // ClearFaults().
+  // Calls `call` before every operation that neither FailAt(), DieAt() nor an earlier FailWhere()
+  // fails, until ClearFaults(). A lock is held: `call` must not use this storage.
   void BeforeEach(std::function<void(const Operation&)> call);
 
   // Makes every rename that `matches` accepts succeed, but return `status`, as if the reply was
