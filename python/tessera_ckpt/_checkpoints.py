@@ -429,18 +429,23 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _advising(self, group: Optional[Group]) -> Iterator[None]:
-        """Adds to a mismatch of what each rank has its own of how another number of ranks loads."""
+        """Adds to a mismatch how what is saved, not wanted, and what each rank has its own of, are
+        loaded."""
         try:
             yield
         except MismatchError as error:
             size = 1 if group is None else group.collectives.transport.size
             names = [*self.tensors, *self._stored_values(), *self._packed]
             told = self._per_rank(group).names_in(str(error), names, size)
-            if not told:
+            if told:
+                advice = (f"each rank has its own of these: allow_missing={told} and "
+                          f"allow_unexpected={told} load at another number of ranks")
+            elif "saved, not wanted" in str(error):
+                advice = ("what is saved, not wanted: allow_unexpected= leaves it out, and a load "
+                          "without a state returns it")
+            else:
                 raise
-            raise MismatchError(
-                f"{error}\n  each rank has its own of these: allow_missing={told} and "
-                f"allow_unexpected={told} load at another number of ranks") from None
+            raise MismatchError(f"{error}\n  {advice}") from None
 
     def _other_shapes(self, wanted: Mapping[str, Tuple[int, ...]]) -> List[str]:
         """Mismatches of tensors to name beside those of values. The library finds all others."""

@@ -91,7 +91,9 @@ class StateTest(Case):
             tessera_ckpt.load(self.folder, {"a": np.zeros(4), "c": np.zeros(3), "m": 1})
         for line in ("tensor a: saved with shape [3], wanted with shape [4]",
                      "tensor b: saved, not wanted", "tensor c: wanted, not saved",
-                     "value m: wanted, not saved", "value n: saved, not wanted"):
+                     "value m: wanted, not saved", "value n: saved, not wanted",
+                     "what is saved, not wanted: allow_unexpected= leaves it out, and a load "
+                     "without a state returns it"):
             self.assertIn(line, str(caught.exception))
         with self.assertRaisesRegex(tessera_ckpt.MismatchError,
                                     "1 leaf does not match:\n  value a: wanted, saved as a tensor"):
