@@ -12,7 +12,7 @@ whatever speaks DLPack, without a copy.
 from ._async_saver import AsyncSaver, SaveOutcome
 from ._checkpoints import (Checkpoint, CheckpointInfo, Folder, LoadReport, SaveReport, latest,
                            list_checkpoints, load, open, open_foreign, prune, save)
-from ._group import ALONE, Transport
+from ._group import ALONE
 from ._library import (AbortedError, AccessError, AlreadyExistsError, CancelledError, DataLossError,
                        DeadlineExceededError, InternalError, InvalidArgumentError, MismatchError,
                        NotFoundError, ResourceExhaustedError, TesseraError, UnavailableError,
@@ -20,6 +20,7 @@ from ._library import (AbortedError, AccessError, AlreadyExistsError, CancelledE
 from ._manager import CheckpointManager, Decision
 from ._operations import (ConvertReport, Damage, DiffReport, VerifyReport, convert, diff, verify)
 from ._state import Box, FlatShard, TensorInfo
+from ._transport import Transport
 from ._version import __version__
 
 __all__ = [

@@ -20,8 +20,8 @@ from multiprocessing.connection import (Client, Connection, answer_challenge,
                                         deliver_challenge)
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ._group import Transport
 from ._library import DeadlineExceededError, UnavailableError
+from ._transport import Transport
 
 _CONNECT_SECONDS = 300
 _ACCEPT_SECONDS = 1.0
