@@ -102,7 +102,8 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOp
     const bool is_gguf = object->file.ends_with(kObjectEndings[0]);
     const absl::Status found = is_gguf ? absl::OkStatus() : storage->Open(object->file).status();
     if (found.ok()) return SourcePlace{std::move(storage), object->file};
-    if (!absl::IsNotFound(found) && !absl::IsPermissionDenied(found)) return found;
+    const bool may_be_folder = absl::IsNotFound(found) || absl::IsInvalidArgument(found);
+    if (!may_be_folder && !absl::IsPermissionDenied(found)) return found;
   }
   std::error_code error;
   if (local.has_value() && std::filesystem::is_regular_file(*local, error)) {
