@@ -125,11 +125,13 @@ absl::StatusOr<bool> IsDcpPlace(const SourcePlace& place, std::string_view named
   TESSERA_ASSIGN_OR_RETURN(const bool has_safetensors, HasSafetensors(storage));
   if (named == kSafetensors) return has_safetensors;
   if (has_metadata || !has_safetensors) return has_metadata;
-  const auto is_there = [&](const std::string& file) {
-    const bool is_index_export = file != kWeightFiles[0] && storage.Open(file + ".index.json").ok();
-    return is_index_export || storage.Open(file).ok();
-  };
-  if (!named.empty() || std::ranges::none_of(kWeightFiles, is_there)) return true;
+  bool may_be_export = false;
+  for (const std::string file : kWeightFiles) {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_file, Exists(storage, file));
+    TESSERA_ASSIGN_OR_RETURN(const bool is_indexed, Exists(storage, file + ".index.json"));
+    may_be_export = may_be_export || is_file || (is_indexed && file != kWeightFiles[0]);
+  }
+  if (!named.empty() || !may_be_export) return true;
   TESSERA_ASSIGN_OR_RETURN(const std::string llmc, FindLlmcModel(storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> torch, FindTorchFiles(storage, ""));
   return llmc.empty() && torch.empty();  // else it is an export beside files that have more
@@ -286,7 +288,8 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
     TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options.stores));
     const absl::Status format = FindFormat(place, options).status();
     // What was sealed is a checkpoint, whatever has become of it.
-    if (format.ok() || place.storage->Open(kSealFileName).ok()) {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_sealed, Exists(*place.storage, kSealFileName));
+    if (format.ok() || is_sealed) {
       if (!step.has_value()) {
         found.notes = {absl::StrCat("The newest checkpoint in ", run, " is ", folder.name, ".")};
       }
@@ -308,23 +311,21 @@ absl::Status MissingIsDamage(const absl::Status& status) {
 }
 
 // Gives the tensors the digests that they had when they were sealed.
-void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoint) {
+absl::Status TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoint) {
   std::map<std::string_view, uint64_t> file_bytes;
   for (const SealedFile& file : seal.files())
     file_bytes[file.file().path()] = file.file().size_bytes();
   for (const std::string& name : FilesOf(checkpoint.tensors)) {
     const auto sealed = file_bytes.find(name);
-    const auto file = storage.Open(name);
-    if (!file.ok() || (sealed != file_bytes.end() && (*file)->size_bytes() == sealed->second)) {
-      continue;
-    }
+    TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, name));
+    const bool is_listed = sealed != file_bytes.end();
+    if (file == nullptr || (is_listed && file->size_bytes() == sealed->second)) continue;
     checkpoint.notes.push_back(absl::StrCat(
         "The seal is not used: ", name,
-        sealed == file_bytes.end()
-            ? std::string(" is not in it.")
-            : absl::StrCat(" had ", sealed->second, " bytes when it was sealed and has ",
-                           (*file)->size_bytes(), "; ckpt verify shows what has changed.")));
-    return;
+        is_listed ? absl::StrCat(" had ", sealed->second, " bytes when it was sealed and has ",
+                                 file->size_bytes(), "; ckpt verify shows what has changed.")
+                  : " is not in it."));
+    return absl::OkStatus();
   }
   std::map<std::string_view, const SealedTensor*> tensors;
   for (const SealedTensor& tensor : seal.tensors()) tensors[tensor.name()] = &tensor;
@@ -337,6 +338,7 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
       tensor.digest = sealed->second->digest();
     }
   }
+  return absl::OkStatus();
 }
 
 // Runs the index pass.
@@ -352,7 +354,9 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(const SourcePlace& pla
                                                           const OpenForeignOptions& options) {
   const auto checked = std::make_shared<CheckedStorage>(place.storage, place.file);
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, ReadPlace({checked, place.file}, options));
-  if (options.seal != nullptr) TakeDigests(*checked, *options.seal, checkpoint);
+  if (options.seal != nullptr) {
+    TESSERA_RETURN_IF_ERROR(TakeDigests(*checked, *options.seal, checkpoint));
+  }
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
       ForeignStorage::Create(checked, std::move(checkpoint), checked);
   if (!storage.ok()) return MissingIsDamage(storage.status());

@@ -3,16 +3,20 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/testing.h"
 #include "convert/source_place.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 
 std::vector<std::pair<int64_t, std::string>> StepFoldersAmong(
@@ -46,6 +50,20 @@ TEST(StepFoldersTest, OtherFoldersAreNone) {
                                 "checkpoint--5", "checkpoint-+5", "global_step5_universal",
                                 "step-99999999999999999999"}),
               ElementsAre());
+}
+
+// What cannot be looked for is not called missing.
+TEST(DescribeContentsTest, OnlyWhatIsNotThereIsMissing) {
+  MemoryStorage memory;
+  EXPECT_OK(WriteAll(memory, "__0_0.distcp", ""));
+  EXPECT_OK(memory.MakeDirectory("step-00000003"));
+  FaultInjectingStorage folder(memory);
+  EXPECT_THAT(DescribeContents(folder), AllOf(HasSubstr(".metadata, the index of"),
+                                              HasSubstr("step-00000003 has no manifest")));
+  folder.FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kOpen; },
+      absl::UnavailableError("broken on purpose"));
+  EXPECT_EQ(DescribeContents(folder), "it holds __0_0.distcp, step-00000003/");
 }
 
 }  // namespace

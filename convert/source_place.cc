@@ -51,7 +51,10 @@ constexpr MissingFile kMissingFiles[] = {
     {"*-of-*.bin", "pytorch_model.bin.index.json", "the index of sharded weights"},
 };
 
-bool IsThere(Storage& folder, const std::string& name) { return folder.Open(name).ok(); }
+// What a storage cannot tell may be there.
+bool IsMissing(Storage& folder, const std::string& name) {
+  return absl::IsNotFound(folder.Open(name).status());
+}
 
 bool IsStep(std::string_view listed) {
   return listed.ends_with('/') && ParseStepDirectoryName(listed.substr(0, listed.size() - 1));
@@ -68,7 +71,7 @@ std::string DescribeRun(Storage& folder) {
 std::string DescribeSteps(Storage& folder, const std::vector<std::string>& names) {
   std::vector<std::string> without;
   for (const std::string& name : names) {
-    if (!IsStep(name) || IsThere(folder, name + std::string(kManifestFileName))) continue;
+    if (!IsStep(name) || !IsMissing(folder, name + std::string(kManifestFileName))) continue;
     without.push_back(name.substr(0, name.size() - 1));
   }
   if (without.empty()) return "";
@@ -133,7 +136,7 @@ std::string DescribeContents(Storage& folder) {
   std::string text = absl::StrCat("it holds ", JoinFirst(*names, ", "));
   for (const MissingFile& missing : kMissingFiles) {
     const auto matches = [&](const std::string& name) { return MatchesGlob(missing.others, name); };
-    if (std::ranges::any_of(*names, matches) && !IsThere(folder, missing.name)) {
+    if (std::ranges::any_of(*names, matches) && IsMissing(folder, missing.name)) {
       absl::StrAppend(&text, "; ", missing.name, ", ", missing.purpose, ", is missing");
     }
   }

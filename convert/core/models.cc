@@ -1,5 +1,6 @@
 #include "convert/core/models.h"
 
+#include <set>
 #include <span>
 #include <utility>
 
@@ -91,6 +92,19 @@ absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
   return format;
 }
 
+// Returns whether a tensor of the model's layers is not among these.
+bool MissesLayers(const ModelDescription& model, const std::vector<std::string>& names) {
+  std::set<std::pair<int64_t, std::string>> in_layers;
+  for (const std::string& name : names) {
+    const LayerName own = SplitLayer(WithoutWrappers(name));
+    in_layers.emplace(own.layer, own.after);
+  }
+  return std::ranges::any_of(model.parameters, [&](const LogicalParameter& parameter) {
+    const LayerName own = SplitLayer(parameter.name);
+    return own.layer >= 0 && !in_layers.contains({own.layer, own.after});
+  });
+}
+
 }  // namespace
 
 ModelDescription DescribeModel(const ModelConfig& config) {
@@ -127,7 +141,9 @@ std::string WhyOtherTensors(const HuggingFaceDescription* described,
     if (!has(".base_layer.")) continue;
     return Shown(name) + " is a layer of peft beside its adapter: merge_and_unload() joins them";
   }
-  return described == nullptr ? "" : described->other_tensors;
+  if (described == nullptr) return "";
+  const bool may_miss_layers = described->other_tensors == kQuantized;
+  return may_miss_layers || !MissesLayers(described->model, names) ? described->other_tensors : "";
 }
 
 absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,

@@ -54,6 +54,7 @@ struct HuggingFaceDescription {
 
 // Returns why these are not the names of a model's tensors although nothing is damaged: because of
 // its config.json, if `described` is not null, or of peft or scales among them; "" if they may be.
+// A class of models that is not known explains another head, and no tensor missing in a layer.
 std::string WhyOtherTensors(const HuggingFaceDescription* described,
                             const std::vector<std::string>& names);
 

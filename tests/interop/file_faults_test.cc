@@ -11,6 +11,8 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <memory>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
@@ -28,8 +30,11 @@
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/digests.h"
 #include "convert/core/saved_values.h"
+#include "convert/open_foreign.h"
 #include "gtest/gtest.h"
 #include "operations/named_checkpoint.h"
+#include "operations/sealing.h"
+#include "storage/testing/fault_storage.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
 
@@ -326,6 +331,41 @@ TEST_P(FileFaultsTest, EveryLossIsNamed) {
     judge(inner, "lost", TryWithout(folder, inner, *intact));
   }
   EXPECT_TRUE(wrong.empty()) << wrong.size() << ":\n" << absl::StrJoin(wrong, "\n");
+}
+
+// A file is not opened, or a folder not listed, once: the storage's error is told.
+TEST_P(FileFaultsTest, NoErrorOfTheStorageIsALoss) {
+  const std::string folder =
+      OrFail(ckpt::convert::FindForeign(Make(GetParam()), std::nullopt, {})).name;
+  // An export beside the state, which has less.
+  if (NameOf(GetParam()) == "--to=torch") {
+    fs::copy("tests/interop/pytorch/gpt2.hf/model.safetensors", folder);
+  }
+  ASSERT_EQ(Run({"seal", folder}), 0) << err_;
+  const auto seal = OrFail(ckpt::convert::FindSeal(folder, {}));
+  ASSERT_TRUE(seal.has_value());
+  const ckpt::convert::OpenForeignOptions options = {.seal = &*seal->seal};
+  // Returns how many operations there are, of which this one fails.
+  const auto open_without = [&](int lost) {
+    const auto broken = std::make_shared<FaultInjectingStorage>(*seal->folder);
+    int seen = 0;
+    std::string where;
+    broken->FailWhere(
+        [&](const Operation& operation) {
+          if (operation.kind == OperationKind::kReadAt || seen++ != lost) return false;
+          where = ToString(operation);
+          return true;
+        },
+        absl::UnavailableError("broken on purpose"));
+    const absl::Status opened = ckpt::convert::OpenForeignFolder(broken, options).status();
+    EXPECT_EQ(opened.code(), where.empty() ? absl::StatusCode::kOk : absl::StatusCode::kUnavailable)
+        << where << ": " << opened;
+    return seen;
+  };
+  const int count = open_without(-1), stride = 1 + count / 20;
+  for (int lost = static_cast<int>(TestSeed() % stride); lost < count; lost += stride) {
+    open_without(lost);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FileFaultsTest, ::testing::ValuesIn(FaultCases()),

@@ -192,10 +192,12 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
             "hidden_act is \"relu\", only \"silu\" is supported; ckpt COMMAND --from=safetensors "},
            {config, "\"num_hidden_layers\": 2",
             R"("num_hidden_layers": 3, "architectures": ["LlamaForSequenceClassification"])",
+            ckpt::kExitDifferent, ": tensor model.layers.2.input_layernorm.weight is missing"},
+           {config, "\"num_hidden_layers\": 2",
+            R"("num_hidden_layers": 1, "architectures": ["LlamaForSequenceClassification"])",
             ckpt::kExitUsage,
             "architectures is \"LlamaForSequenceClassification\", known is LlamaForCausalLM: "
-            "tensor "
-            "model.layers.2.input_layernorm.weight is missing"},
+            "the files have model.layers.1."},
            {config, "\"hidden_size\": 16", "\"hidden_size\": \"16\"", ckpt::kExitUsage,
             "hidden_size is \"16\", expected an integer"},
            {config, "\"model_type\": \"llama\"", "\"model_type\": \"bert\"", ckpt::kExitUsage,
@@ -207,9 +209,9 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
             R"("num_hidden_layers": 3, "quantization_config": {"quant_method": "gptq"})",
             ckpt::kExitUsage,
             "(quantization_config): tensor model.layers.2.input_layernorm.weight "},
-           {config, "{", "", ckpt::kExitUsage, "config.json is not a JSON object"},
+           {config, "{", "", ckpt::kExitDifferent, "config.json: not a JSON object"},
            {config, "{", "{\"a\": " + std::string(1000, '[') + std::string(1000, ']') + ",",
-            ckpt::kExitUsage, "config.json is not a JSON object of at most 64 levels"},
+            ckpt::kExitDifferent, "config.json: not a JSON object of at most 64 levels"},
            {config, "\"hidden_size\": 16", "\"hidden_size\": 160000000000", ckpt::kExitUsage,
             "config.json: hidden_size must be 16, num_attention_heads (4) times head_dim (4), but "
             "is 160000000000"}}) {
@@ -238,6 +240,20 @@ TEST_F(HuggingFaceCommandTest, QuantizedWeightsAreReadUnderTheNamesOfTheFiles) {
   WriteFile(folder + "/config.json", config.dump());
   EXPECT_EQ(Run({"verify", folder, "--from=safetensors"}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("Names are those of the files: the weights are quantized"));
+}
+
+// A class with another head has all layers, whatever the format of its weights.
+TEST_F(HuggingFaceCommandTest, AClassThatIsNotKnownHasTheModelsLayers) {
+  const std::string folder = CopyOf("tests/interop/state_dict/gpt2"),
+                    path = folder + "/config.json";
+  nlohmann::json config = nlohmann::json::parse(ReadFile(path));
+  config["architectures"] = {"GPT2ForSequenceClassification"};
+  WriteFile(path, config.dump());
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitOk) << out_ << err_;
+  config["n_layer"] = 3;
+  WriteFile(path, config.dump());
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent) << out_;
+  EXPECT_THAT(out_, HasSubstr("the model's transformer.h.2.ln_1.weight is missing"));
 }
 
 // The state dict of a model of peft, with layers beside their adapters.

@@ -102,6 +102,21 @@ TEST_F(ObjectStoreCommandTest, FilesInAnObjectStoreAreReadByName) {
   }
 }
 
+// Of the newest checkpoint only the seal is left, and whether it is there is not known once.
+TEST_F(ObjectStoreCommandTest, NoOlderCheckpointIsReadWhereTheStoreFails) {
+  s3::S3Server server({.region = "us-east-1"});
+  const std::string endpoint = "--s3-endpoint=" + server.endpoint(), run = "s3://bucket/run";
+  ASSERT_EQ(Run({"convert", PytorchFixture("gpt2.hf"), run + "/checkpoint-1", "--to=hf", endpoint}),
+            0);
+  server.PutObject("run/checkpoint-2/tessera.seal", "");
+  EXPECT_EQ(Run({"inspect", run, endpoint}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, HasSubstr("checkpoint-2"));
+  server.AddFault(
+      {.status = 501, .method = "HEAD", .key_part = "checkpoint-2/tessera.seal", .times = 1});
+  EXPECT_EQ(Run({"inspect", run, endpoint}), ckpt::kExitUsage) << out_;
+  EXPECT_THAT(err_, HasSubstr("the store answers 501"));
+}
+
 // One conversion stands still at one of its requests, while another one does all of its work.
 TEST_F(ObjectStoreCommandTest, OfTwoConversionsToOnePlaceOneIsWhole) {
   const std::string source = PytorchFixture("gpt2.hf");

@@ -475,7 +475,9 @@ absl::StatusOr<bool> IsPaddle(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   if (std::ranges::any_of(names, IsPaddleStateName)) return true;
   const absl::StatusOr<std::string> metadata = FindPaddleMetadata(storage);
-  return metadata.ok() ? !metadata->empty() : absl::IsDataLoss(metadata.status());
+  if (absl::IsDataLoss(metadata.status())) return true;
+  TESSERA_RETURN_IF_ERROR(metadata.status());
+  return !metadata->empty();
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadPaddle(
