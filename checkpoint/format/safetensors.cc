@@ -93,7 +93,10 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   const std::string& error() const { return error_; }
   size_t error_position() const { return error_position_; }
 
-  bool null() override { return Fail("null is not allowed"); }
+  bool null() override {
+    const bool is_metadata = state_ == State::kTop && entry_.key == kMetadataKey;
+    return is_metadata || Fail("null is not allowed");
+  }
   bool boolean(bool) override { return Fail("a boolean is not allowed"); }
   bool number_integer(number_integer_t) override { return Fail("a negative number"); }
   bool number_float(number_float_t, const string_t& text) override {

@@ -234,6 +234,9 @@ TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
       {R"({"__metadata__":{"x":"1"},"__metadata__":{"y":"1"}})", "twice"},
       {R"({"__metadata__":{"x":"1","x":"2"}})", "twice"},
       {R"({"__metadata__":{"x":1}})", "number"},
+      {R"({"__metadata__":{"x":null}})", "null"},
+      {R"({"__metadata__":null,"__metadata__":null})", "twice"},
+      {R"({"a":null})", "null"},
       {R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,4]}})", "need 3 bytes"},
       {R"({"a":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,4]}})",
        "overflows"},
@@ -257,9 +260,13 @@ TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
   }
   const std::string long_name = Raw("{\"" + std::string(100'000, 'n') + "\":null}");
   EXPECT_LT(ParseSafetensorsHeader(long_name, long_name.size()).status().message().size(), 400u);
-  const std::string good =
-      Raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}, "__metadata__":{}}   )");
-  EXPECT_OK(ParseSafetensorsHeader(good, good.size() + 4));
+  // The files of MLX have null.
+  for (const std::string metadata : {"{}", "null"}) {
+    const std::string good = Raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}, )"
+                                 R"("__metadata__":)" +
+                                 metadata + "}   ");
+    EXPECT_OK(ParseSafetensorsHeader(good, good.size() + 4));
+  }
 }
 
 TEST(SafetensorsCorruption, DeepNestingIsRefusedAtOnce) {
