@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <set>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
@@ -83,9 +84,9 @@ absl::StatusOr<std::string> ReadKey(FileCursor& cursor, const char* what) {
                   name.has_value() ? "empty" : "too long or not UTF-8");
 }
 
-// Returns the bytes of a value of a type; 0 without a fixed size, and for unknown types.
+// Returns the bytes of a value of a type, of texts and arrays the least; 0 for unknown types.
 uint64_t SizeOf(ValueType type) {
-  constexpr uint64_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+  constexpr uint64_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
   const auto number = static_cast<uint32_t>(type);
   return number < std::size(kSizes) ? kSizes[number] : 0;
 }
@@ -145,7 +146,7 @@ class HeaderReader {
   template <typename Number>
   absl::StatusOr<GgufValue> Integer() {
     TESSERA_ASSIGN_OR_RETURN(const Number number, cursor_.Number<Number>());
-    if (!std::in_range<int64_t>(number)) return DataLoss("the number is too large");
+    if (!std::in_range<int64_t>(number)) return GgufValue();
     return static_cast<int64_t>(number);
   }
 
@@ -193,15 +194,16 @@ class HeaderReader {
   }
 
   absl::Status SkipArray() {
-    TESSERA_ASSIGN_OR_RETURN(const auto type, cursor_.Number<ValueType>());
-    const bool is_text = type == ValueType::kText;
-    const uint64_t size = is_text ? sizeof(uint64_t) : SizeOf(type);
-    if (size == 0) return UnknownType(type);
-    TESSERA_ASSIGN_OR_RETURN(const uint64_t count, ReadCount("elements", size));
-    if (!is_text) return cursor_.Skip(count * size);
-    for (uint64_t i = 0; i < count; ++i) {
-      TESSERA_ASSIGN_OR_RETURN(const auto bytes, cursor_.Number<uint64_t>());
-      TESSERA_RETURN_IF_ERROR(cursor_.Skip(bytes));
+    for (uint64_t arrays = 1; arrays > 0; --arrays) {  // those in an array follow it
+      TESSERA_ASSIGN_OR_RETURN(const auto type, cursor_.Number<ValueType>());
+      const uint64_t size = SizeOf(type);
+      if (size == 0) return UnknownType(type);
+      TESSERA_ASSIGN_OR_RETURN(const uint64_t count, ReadCount("elements", size));
+      const bool is_text = type == ValueType::kText, is_array = type == ValueType::kArray;
+      if (is_array) arrays += count;
+      const uint64_t texts = is_text ? count : 0;
+      for (uint64_t i = 0; i < texts; ++i) TESSERA_RETURN_IF_ERROR(ReadText(cursor_).status());
+      if (!is_array && !is_text) TESSERA_RETURN_IF_ERROR(cursor_.Skip(count * size));
     }
     return absl::OkStatus();
   }
@@ -317,13 +319,11 @@ struct AppendValue {
     AppendArrayOf(ValueType::kText, texts.size(), out);
     for (const std::string& text : texts) AppendText(text, out);
   }
-  void operator()(const std::vector<int32_t>& numbers) const {
-    AppendArrayOf(ValueType::kI32, numbers.size(), out);
-    for (const int32_t number : numbers) AppendLittleEndian(std::bit_cast<uint32_t>(number), out);
-  }
-  void operator()(const std::vector<float>& numbers) const {
-    AppendArrayOf(ValueType::kF32, numbers.size(), out);
-    for (const float number : numbers) AppendLittleEndian(std::bit_cast<uint32_t>(number), out);
+  template <typename Number>
+  void operator()(const std::vector<Number>& numbers) const {
+    constexpr bool kIsInt = std::is_same_v<Number, int32_t>;
+    AppendArrayOf(kIsInt ? ValueType::kI32 : ValueType::kF32, numbers.size(), out);
+    for (const Number number : numbers) AppendLittleEndian(std::bit_cast<uint32_t>(number), out);
   }
 };
 

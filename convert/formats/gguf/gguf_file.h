@@ -26,8 +26,8 @@ namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kGgufMagic = "GGUF";
 
-// A value of the metadata. Arrays, and texts that are longer than kMaxGgufTextBytes or not UTF-8,
-// are not read: monostate.
+// A value of the metadata. Not read are arrays, numbers beyond the range of int64_t, and texts that
+// are longer than kMaxGgufTextBytes or not UTF-8: monostate.
 using GgufValue = std::variant<std::monostate, bool, int64_t, double, std::string,
                                std::vector<std::string>, std::vector<int32_t>, std::vector<float>>;
 inline constexpr uint64_t kMaxGgufTextBytes = 4096;
