@@ -605,8 +605,9 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
       step: the step of the training.
       state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, JAX, anything with DLPack)
         and of numbers, texts, bytes, lists and tuples. Ranks may have different parts of it. If
-        several ranks have a whole tensor, one copy is saved. A value that several ranks have must
-        be the same on all of them, and so must a small tensor of whole numbers.
+        several ranks have a whole tensor, one copy is saved; of copies of more than 16 KiB that
+        differ, a mixture. A value that several ranks have must be the same on all of them, and so
+        must a small tensor of whole numbers.
       group: a group of torch.distributed, or a communicator of mpi4py. By default, all ranks of
         torch.distributed, if it is initialized.
       entries: bytes by name, which are stored beside the state. In a group, those of rank 0.
