@@ -259,15 +259,15 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
     }
     name = kPaddle;
   }
-  bool is_known = name.empty();
+  const std::string known = absl::StrJoin(FormatNames(), ", ");
+  if (!name.empty() && !IsFormatName(name)) {
+    return InvalidArgument("unknown format \"", name, "\"; known are ", known);
+  }
   for (const Format& format : Formats()) {
     if (!name.empty() && !IsCalled(format, name)) continue;
-    is_known = true;
     TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place, name));
     if (matches) return &format;
   }
-  const std::string known = absl::StrJoin(FormatNames(), ", ");
-  if (!is_known) return InvalidArgument("unknown format \"", name, "\"; known are ", known);
   return NotFound(
       place.storage->Describe(place.file), ": no checkpoint in ",
       name.empty() ? absl::StrCat("any of the formats ", known) : absl::StrCat("the format ", name),

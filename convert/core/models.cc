@@ -92,16 +92,16 @@ absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
   return format;
 }
 
-// Returns whether a tensor of the model's layers is not among these.
-bool MissesLayers(const ModelDescription& model, const std::vector<std::string>& names) {
-  std::set<std::pair<int64_t, std::string>> in_layers;
-  for (const std::string& name : names) {
+// Returns whether all tensors of the model's layers are among these.
+bool HasLayers(const ModelDescription& model, const std::vector<std::string>& names) {
+  const auto in_layer = [](const std::string& name) {
     const LayerName own = SplitLayer(WithoutWrappers(name));
-    in_layers.emplace(own.layer, own.after);
-  }
-  return std::ranges::any_of(model.parameters, [&](const LogicalParameter& parameter) {
-    const LayerName own = SplitLayer(parameter.name);
-    return own.layer >= 0 && !in_layers.contains({own.layer, own.after});
+    return own.layer < 0 ? "" : absl::StrCat(own.layer, own.after);
+  };
+  std::set<std::string> there = {""};
+  for (const std::string& name : names) there.insert(in_layer(name));
+  return std::ranges::all_of(model.parameters, [&](const LogicalParameter& parameter) {
+    return there.contains(in_layer(parameter.name));
   });
 }
 
@@ -142,8 +142,9 @@ std::string WhyOtherTensors(const HuggingFaceDescription* described,
     return Shown(name) + " is a layer of peft beside its adapter: merge_and_unload() joins them";
   }
   if (described == nullptr) return "";
-  const bool may_miss_layers = described->other_tensors == kQuantized;
-  return may_miss_layers || !MissesLayers(described->model, names) ? described->other_tensors : "";
+  const bool explains =
+      described->other_tensors == kQuantized || HasLayers(described->model, names);
+  return explains ? described->other_tensors : "";
 }
 
 absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,

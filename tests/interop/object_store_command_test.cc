@@ -102,7 +102,7 @@ TEST_F(ObjectStoreCommandTest, FilesInAnObjectStoreAreReadByName) {
   }
 }
 
-// Of the newest checkpoint only the seal is left, and whether it is there is not known once.
+// The newest checkpoint has lost all but its seal, for which the store then answers an error.
 TEST_F(ObjectStoreCommandTest, NoOlderCheckpointIsReadWhereTheStoreFails) {
   s3::S3Server server({.region = "us-east-1"});
   const std::string endpoint = "--s3-endpoint=" + server.endpoint(), run = "s3://bucket/run";

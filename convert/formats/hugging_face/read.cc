@@ -30,8 +30,6 @@ constexpr std::string_view kConfig = "config.json";
 // What torch.distributed.checkpoint's HuggingFaceStorageWriter records in the header of each file.
 constexpr char kShardingInfo[] = "DCP_SHARDING_INFO";
 constexpr char kSavedOffsets[] = "saved_offsets";
-constexpr char kTensorsAlone[] =
-    "; ckpt COMMAND --from=safetensors reads the tensors alone, under their own names";
 constexpr int64_t kMaxOffset = int64_t{1} << 40;
 
 using TensorsByName = std::map<std::string, ForeignTensor>;
@@ -285,7 +283,9 @@ class ModelReader {
 
 // The error for a model that is not known here.
 absl::Status UnknownModel(const Storage& storage, absl::string_view reason) {
-  return InvalidArgument(storage.Describe(""), ": ", reason, kTensorsAlone);
+  return InvalidArgument(storage.Describe(""), ": ", reason,
+                         "; ckpt COMMAND --from=safetensors reads the tensors alone, under their "
+                         "own names");
 }
 
 }  // namespace
@@ -319,8 +319,7 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadTensors(storage, "", checkpoint.notes));
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   if (!ParseJson(config).is_object()) {
-    return Damaged(storage, kConfig, "not a JSON object of at most ", kMaxJsonDepth, " levels",
-                   kTensorsAlone);
+    return Damaged(storage, kConfig, "not a JSON object of at most ", kMaxJsonDepth, " levels");
   }
   const absl::StatusOr<HuggingFaceDescription> description =
       ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()));

@@ -281,9 +281,7 @@ absl::Status AddTensor(const ForeignTensor& tensor, const Key& key, ForeignModel
 absl::StatusOr<bool> IsUniversal(Storage& storage) {
   // Other programs have a DCP folder "model", too.
   TESSERA_ASSIGN_OR_RETURN(const bool has_config, Exists(storage, "model_config.pt"));
-  if (!has_config) return false;
-  const absl::StatusOr<bool> found = IsDcp(storage, kModelFolder);
-  return absl::IsNotFound(found.status()) ? absl::StatusOr<bool>(false) : found;
+  return has_config ? IsDcp(storage, kModelFolder) : false;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
