@@ -26,6 +26,9 @@ constexpr std::string_view kStems[] = {
 constexpr std::string_view kObjectEndings[] = {".gguf", ".pt",   ".pth",
                                                ".bin",  ".ckpt", ".safetensors"};
 
+// Endings of names of files that are checkpoints only with others.
+constexpr std::string_view kPartEndings[] = {"/manifest.pb", ".distcp", ".pdparams", ".pdopt"};
+
 std::optional<StepFolder> ParseStepFolder(std::string_view listed) {
   if (!listed.ends_with('/')) return std::nullopt;
   listed.remove_suffix(1);
@@ -144,8 +147,9 @@ std::string DescribeContents(Storage& folder) {
 }
 
 std::string_view DescribeFile(std::string_view name) {
-  const bool is_manifest = name.ends_with(absl::StrCat("/", View(kManifestFileName)));
-  return is_manifest ? "; a checkpoint is named by its folder" : "";
+  const bool is_part = std::ranges::any_of(
+      kPartEndings, [&](std::string_view ending) { return name.ends_with(ending); });
+  return is_part ? "; a checkpoint is named by its folder" : "";
 }
 
 std::string DescribeAbsence(std::string_view name) {

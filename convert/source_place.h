@@ -56,7 +56,8 @@ absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 // entries like those of a checkpoint, of any framework, and the folder of a run's checkpoints.
 std::string DescribeContents(Storage& folder);
 
-// Returns what to name instead of a manifest, as the end of an error's sentence; "" for others.
+// Returns what to name instead of a manifest or a file of DCP or PaddleNLP, as the end of an
+// error's sentence; "" for others.
 std::string_view DescribeFile(std::string_view name);
 
 // Says why a name cannot be opened: "is not there", or "is a link to PATH, which is not there".

@@ -30,6 +30,14 @@ class TorchCommandTest : public testing::ForeignTest {
   }
 };
 
+TEST_F(TorchCommandTest, AFileOfAFolderIsNoDamage) {
+  for (const std::string file : {"convert/formats/dcp/testdata/one/__0_0.distcp",
+                                 "tests/interop/paddle/testdata/dp/model_state.pdparams"}) {
+    EXPECT_EQ(Run({"verify", file}), ckpt::kExitUsage) << out_;
+    EXPECT_THAT(err_, HasSubstr("; a checkpoint is named by its folder"));
+  }
+}
+
 TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
   const std::string torch = "convert/formats/torch/testdata/training.pt";
   const std::string dcp = "convert/formats/dcp/testdata/one";

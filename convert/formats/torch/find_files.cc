@@ -59,6 +59,7 @@ bool IsBesideModel(const std::string& name) {
 
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file) {
   std::vector<std::string> names = {file};
+  if (file.ends_with(".distcp")) return std::vector<std::string>();  // several archives in a row
   if (file.empty()) {
     TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
     std::erase_if(names, [](const std::string& name) {
