@@ -44,8 +44,8 @@ absl::StatusOr<ForeignCheckpoint> ReadSafetensors(Storage& storage, const std::s
 // Reads the tensors of the model that config.json describes, and checks their shapes. Additions of
 // wrappers to names are ignored (WithoutWrappers()). Tensors that are computed and not learned are
 // left out; a second copy of tied parameters counts as a copy of the first. Notes and errors: those
-// of ReadSafetensors(), and DataLoss, listing all missing, unknown and misshapen tensors;
-// InvalidArgument for an unknown model or dtype.
+// of ReadSafetensors(), and DataLoss, listing all missing, unknown and misshapen tensors, or if
+// config.json is no JSON; InvalidArgument for an unknown model or dtype.
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage);
 
 // Plans the files of a model in Hugging Face's format: config.json and model.safetensors or, if it
