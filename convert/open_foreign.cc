@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/errors.h"
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/errors.h"
 #include "convert/core/models.h"
 #include "convert/core/name_state_dict.h"
 #include "convert/core/reading.h"
@@ -382,8 +382,9 @@ std::string DescribeUnread(std::string_view format) {
   const bool is_unread = std::ranges::any_of(Formats(), [&](const Format& known) {
     return known.name == format && known.has_unread_values;
   });
-  return is_unread ? "Left out: what the files have besides tensors, the step and the position in "
-                     "the data, such as schedules and random numbers."
+  return is_unread ? "Left out: what the files have besides the model, its optimizer, the step and "
+                     "the position in the data, such as schedules, random numbers and values of a "
+                     "program's own, tensors among them."
                    : "";
 }
 

@@ -6,9 +6,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "base/errors.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/errors.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt {

@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "convert/core/errors.h"
 #include "layout/box.h"
 #include "layout/partition.h"
 

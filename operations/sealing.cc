@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
+#include "base/errors.h"
 #include "base/mutex.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -25,7 +26,6 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/errors.h"
 #include "convert/source_place.h"
 
 namespace tessera::ckpt::convert {

@@ -13,11 +13,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/errors.h"
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "convert/core/errors.h"
 #include "operations/sealing.h"
 
 namespace tessera::ckpt {

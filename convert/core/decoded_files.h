@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "convert/core/errors.h"
+#include "base/errors.h"
 #include "storage/forwarding_storage.h"
 #include "storage/storage.h"
 

@@ -6,13 +6,13 @@
 #include <numeric>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/verify.h"
-#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 

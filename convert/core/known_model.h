@@ -16,8 +16,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/errors.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "convert/core/errors.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
 #include "layout/foreign_parameter.h"

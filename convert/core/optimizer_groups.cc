@@ -7,9 +7,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "convert/core/errors.h"
 #include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {

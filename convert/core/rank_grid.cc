@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "convert/core/errors.h"
+#include "base/errors.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -9,12 +9,12 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/known_checkpoint.h"
-#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 namespace {

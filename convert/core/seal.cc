@@ -14,11 +14,11 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
+#include "base/errors.h"
 #include "base/parse_cost.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 namespace {

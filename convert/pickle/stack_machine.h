@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "convert/core/errors.h"
+#include "base/errors.h"
 #include "convert/pickle/nodes.h"
 #include "convert/pickle/value.h"
 

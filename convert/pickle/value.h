@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "convert/core/errors.h"
+#include "base/errors.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::pickle {

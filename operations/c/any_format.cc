@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "base/errors.h"
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
-#include "convert/core/errors.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"

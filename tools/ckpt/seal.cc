@@ -1,10 +1,10 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/units.h"
-#include "convert/core/errors.h"
 #include "operations/named_checkpoint.h"
 #include "operations/sealing.h"
 #include "operations/signature.h"

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/saved_checkpoints.h"
-#include "convert/core/errors.h"
 #include "convert/source_place.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/errors.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/saved_weights.h"

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_CORE_ERRORS_H_
-#define TESSERA_CONVERT_CORE_ERRORS_H_
+#ifndef TESSERA_BASE_ERRORS_H_
+#define TESSERA_BASE_ERRORS_H_
 
 #include <string_view>
 #include <type_traits>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Makes errors whose messages consist of parts, as by absl::StrCat(); std::string_view is one, too:
 //   return DataLoss("tensor ", name, ": expected ", expected, " elements, found ", found);
@@ -37,6 +37,6 @@ inline constexpr ErrorOf<absl::StatusCode::kFailedPrecondition> FailedPreconditi
 inline constexpr ErrorOf<absl::StatusCode::kNotFound> NotFound;
 inline constexpr ErrorOf<absl::StatusCode::kAlreadyExists> AlreadyExists;
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CONVERT_CORE_ERRORS_H_
+#endif  // TESSERA_BASE_ERRORS_H_

@@ -1,12 +1,12 @@
 // Tests of the errors that are made of parts.
 
-#include "convert/core/errors.h"
+#include "base/errors.h"
 
 #include <string>
 
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 TEST(Errors, MessagesAreMadeOfParts) {
@@ -20,4 +20,4 @@ TEST(Errors, MessagesAreMadeOfParts) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera
