@@ -347,8 +347,10 @@ class Checkpoint:
             for optimizer in optimizers:
                 _state.flatten(optimizer.made, per_rank, leaves, optimizer.name)
             saved_names = {*self.tensors, *saved, *self._packed}
-            may_be_missing = lambda name: allow_missing or (  # noqa: E731
-                name not in saved_names and _is_in(may_lack, name))
+
+            def may_be_missing(name: str) -> bool:
+                return bool(allow_missing) or name not in saved_names and _is_in(may_lack, name)
+
             description = _state.Description(leaves.tensors, saved=self.tensors, lacking={
                 name for name in leaves.tensors
                 if self._source(name) is None and may_be_missing(name)})
