@@ -275,10 +275,7 @@ TEST(RetentionTest, AfterARefusalSavesMakeRoomBeforeTheyWrite) {
 TEST(RetentionTest, ALackThatPassesCostsNoLaterSaveACheckpoint) {
   MemoryStorage memory;
   FaultInjectingStorage storage(memory);
-  const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &storage);
-  CheckpointManagerOptions options;
-  options.keep.newest = 2;
-  ASSERT_OK_AND_ASSIGN(const auto job, JobSaves::Open(shared, nullptr, options));
+  const auto job = OpenJob(storage, {.newest = 2});
   std::vector<float> elements(64);
   const auto save = [&](int64_t step, SaveKind kind) {
     EXPECT_OK(job->Save({.step = step}, OneTensor(elements), kind));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -116,40 +117,43 @@ TEST_F(LeaseTest, AHolderLearnsThatItsLeaseIsTakenAndLeavesItAlone) {
   EXPECT_THAT(server_.contents(kKey), HasSubstr("far, pid 7"));
 }
 
-// What a process that stood still finds out in the middle of its commit.
-TEST_F(LeaseTest, AForkedProcessKnowsThatItDoesNotHaveTheLease) {
-  ASSERT_OK_AND_ASSIGN(std::unique_ptr<FolderLock> lock, Acquire());
-  absl::SleepFor(absl::Milliseconds(100));  // until the thread that renews it waits
+// Runs `body` in a forked process, which exits with its result. Returns its wait status.
+int RunForked(const std::function<bool()>& body) {
+  absl::SleepFor(absl::Milliseconds(100));  // until the thread that renews a lease waits
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
-    const bool has_none =
-        absl::IsFailedPrecondition(lock->Check()) && absl::IsFailedPrecondition(lock->Confirm());
-    lock.reset();
-    _exit(has_none ? 0 : 1);
+    _exit(body() ? 0 : 1);
   }
   int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
+
+// What a process that stood still finds out in the middle of its commit.
+TEST_F(LeaseTest, AForkedProcessKnowsThatItDoesNotHaveTheLease) {
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<FolderLock> lock, Acquire());
+  const auto has_none = [&] {
+    const bool is_told =
+        absl::IsFailedPrecondition(lock->Check()) && absl::IsFailedPrecondition(lock->Confirm());
+    lock.reset();
+    return is_told;
+  };
+  EXPECT_EQ(RunForked(has_none), 0);
   EXPECT_OK(lock->Confirm());
 }
 
 // They have the stacks and the ids of threads that exist in its parent alone.
 TEST_F(LeaseTest, AForkedProcessThatReleasesItsCopyKeepsItsOwnThreads) {
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<FolderLock> lock, Acquire());
-  absl::SleepFor(absl::Milliseconds(100));  // until the thread that renews it waits
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);
+  const auto keeps_threads = [&] {
     std::vector<std::thread> threads(16);
     for (std::thread& thread : threads) thread = std::thread([] {});
     lock.reset();
     for (std::thread& thread : threads) thread.join();
-    _exit(0);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+    return true;
+  };
+  EXPECT_EQ(RunForked(keeps_threads), 0);
 }
 
 TEST_F(LeaseTest, BeforeACommitAnOldLeaseIsAskedFor) {

@@ -37,8 +37,8 @@ struct ClientOptions {
   absl::Duration timeout = absl::Minutes(5);
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
-  // Limits the repetitions, and each wait for a byte, until the store has answered once: nobody
-  // waits long at a wrong address.
+  // Limits the repetitions, and each wait for a byte, until the store has answered once, so
+  // that a wrong address is told soon.
   absl::Duration first_answer_timeout = absl::Seconds(15);
   // Receives a sentence, once, if the first answer takes longer than `note_after`. Called by any
   // thread that sends a request. May be null.

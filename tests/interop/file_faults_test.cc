@@ -333,7 +333,7 @@ TEST_P(FileFaultsTest, EveryLossIsNamed) {
   EXPECT_TRUE(wrong.empty()) << wrong.size() << ":\n" << absl::StrJoin(wrong, "\n");
 }
 
-// A file is not opened, or a folder not listed, once: the storage's error is told.
+// One call that opens a file or lists a folder fails, and its error is the one that is told.
 TEST_P(FileFaultsTest, NoErrorOfTheStorageIsALoss) {
   const std::string folder =
       OrFail(ckpt::convert::FindForeign(Make(GetParam()), std::nullopt, {})).name;
