@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 
 namespace tessera {
@@ -103,6 +104,13 @@ std::string Escape(std::string_view text, std::string_view kept) {
 
 std::string Printable(std::string_view text) { return Escape(text, "\n\t"); }
 std::string PrintableInLine(std::string_view text) { return Escape(text, ""); }
+
+std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
+
+std::string JoinShown(std::vector<std::string> texts) {
+  for (std::string& text : texts) text = Shown(text);
+  return JoinFirst(texts, ", ");
+}
 
 size_t WholeCharacters(std::string_view text) {
   // At most three bytes of a character of four can be there.

@@ -70,6 +70,11 @@ std::string Printable(std::string_view text);
 // Does what Printable() does, and escapes line breaks and tabs, too.
 std::string PrintableInLine(std::string_view text);
 
+// Returns a text of a file for messages: escaped, and cut if it is long.
+std::string Shown(std::string_view text);
+// Returns the first of these texts of files for messages, each as Shown() has it.
+std::string JoinShown(std::vector<std::string> texts);
+
 // Returns the size of `text` without an incomplete character at its end.
 size_t WholeCharacters(std::string_view text);
 

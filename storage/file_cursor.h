@@ -20,6 +20,21 @@
 
 namespace tessera {
 
+// A range of bytes of a file.
+struct Extent {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  bool operator==(const Extent&) const = default;
+};
+
+// Reads bytes of a file. Precondition: the caller has bounded their number.
+inline absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset,
+                                            uint64_t length) {
+  std::string bytes(length, '\0');
+  TESSERA_RETURN_IF_ERROR(file.ReadAt(offset, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
 // Reads bytes [begin, end) of a file from their beginning, a window at a time. Allocates no more
 // bytes than are there. Precondition: the file has them.
 class FileCursor {

@@ -24,13 +24,6 @@ absl::Status At(const Storage& storage, std::string_view path, const absl::Statu
   return status.ok() ? status : In(storage.Describe(path), status);
 }
 
-std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
-
-std::string JoinShown(std::vector<std::string> texts) {
-  for (std::string& text : texts) text = Shown(text);
-  return JoinFirst(texts, ", ");
-}
-
 absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
                                                             std::string_view path) {
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
@@ -41,12 +34,6 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
 absl::StatusOr<bool> Exists(Storage& storage, std::string_view path) {
   TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
   return file != nullptr;
-}
-
-absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length) {
-  std::string bytes(length, '\0');
-  TESSERA_RETURN_IF_ERROR(file.ReadAt(offset, std::as_writable_bytes(std::span<char>(bytes))));
-  return bytes;
 }
 
 absl::StatusOr<std::optional<double>> ReadNumber(const ReadableFile& file, uint64_t offset,

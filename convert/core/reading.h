@@ -20,6 +20,7 @@
 #include "base/errno_status.h"
 #include "base/errors.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -62,12 +63,6 @@ absl::StatusOr<std::optional<T>> IfPresent(absl::StatusOr<T> result) {
   return std::optional<T>(*std::move(result));
 }
 
-// Returns a text of a file for messages: escaped, and cut if it is long.
-std::string Shown(std::string_view text);
-
-// Returns the first of these texts of files for messages, each as Shown() has it.
-std::string JoinShown(std::vector<std::string> texts);
-
 // Opens the file of this name; returns null if there is no such file.
 absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
                                                             std::string_view path);
@@ -86,9 +81,6 @@ std::vector<std::string> KeysOf(const Map& map) {
   for (const auto& [key, unused] : map) keys.push_back(key);
   return keys;
 }
-
-// Reads bytes of a file. Precondition: the caller has bounded their number.
-absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length);
 
 // Returns the real number or the integer at an offset; nullopt for one of another dtype. Errors:
 // those of the file.

@@ -72,7 +72,7 @@ absl::Status AppendEncoded(const Value& encoded, uint64_t bytes, const ReadableF
   std::string in_file;
   if (const std::optional<Extent> extent = text.extent()) {
     if (extent->length > 2 * bytes) return Malformed("its text is longer than its elements");
-    TESSERA_ASSIGN_OR_RETURN(in_file, convert::ReadPart(file, extent->offset, extent->length));
+    TESSERA_ASSIGN_OR_RETURN(in_file, ReadPart(file, extent->offset, extent->length));
   }
   const std::optional<std::string> elements = DecodeLatin1(text.AsText().value_or(in_file));
   if (!elements) return Malformed("its elements are not stored as text in latin1");

@@ -19,10 +19,10 @@
 #include "convert/core/reading.h"
 #include "convert/pickle/value.h"
 #include "convert/pickle/write.h"
-#include "convert/pickle/zip.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "storage/storage.h"
+#include "storage/zip.h"
 
 namespace tessera::ckpt::convert {
 

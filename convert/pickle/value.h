@@ -15,6 +15,7 @@
 
 #include "base/errors.h"
 #include "nlohmann/json.hpp"
+#include "storage/file_cursor.h"
 
 namespace tessera::ckpt::pickle {
 
@@ -39,12 +40,7 @@ enum class Kind : uint8_t {
 // Returns "dict", "object", ..., for messages.
 std::string_view KindName(Kind kind);
 
-// A range of bytes of the file that holds the pickle.
-struct Extent {
-  uint64_t offset = 0;
-  uint64_t length = 0;
-  bool operator==(const Extent&) const = default;
-};
+using tessera::Extent;  // of the file that holds the pickle
 
 using NodeId = uint32_t;
 struct Nodes;
@@ -162,6 +158,24 @@ inline constexpr size_t kMaxJsonTextBytes = 200;
 // Returns a truth value, number or UTF-8 text. Null for values without a form in JSON, for longer
 // texts, and for containers.
 nlohmann::json ScalarToJson(const Value& value);
+
+// Calls `visit` with each part of a value and its index or key; nullopt for a part of an object.
+// Returns the first error.
+template <typename Visit>
+absl::Status ForEachPart(const Value& value, const Visit& visit) {
+  for (size_t i = 0; i < value.size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(visit(absl::StrCat(i), value[i]));
+  }
+  for (const auto& [key, child] : value.entries()) {
+    const std::string number = absl::StrCat(key.AsInt().value_or(0));
+    TESSERA_RETURN_IF_ERROR(visit(key.AsText().value_or(number), child));
+  }
+  for (const Value& part :
+       {value.callable(), value.arguments(), value.keyword_arguments(), value.state()}) {
+    if (part.present()) TESSERA_RETURN_IF_ERROR(visit(std::nullopt, part));
+  }
+  return absl::OkStatus();
+}
 
 // Returns an object of the entries of a dict that have such a value, and UTF-8 texts as keys. Lists
 // and tuples are there as empty arrays.

@@ -19,8 +19,8 @@
 #include "convert/pickle/read.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
-#include "convert/pickle/zip.h"
 #include "storage/checks.h"
+#include "storage/zip.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -16,9 +16,9 @@
 #include "convert/core/foreign_storage.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/torch/read.h"
-#include "convert/pickle/zip.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"
+#include "storage/zip.h"
 
 namespace tessera::ckpt::convert {
 namespace {

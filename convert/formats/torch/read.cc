@@ -77,24 +77,6 @@ bool IsStored(const pickle::Value& value) {
   return IsTorchTensor(value) || value.persistent_id().present();
 }
 
-// Calls `visit` with each part of a value and its index or key; nullopt for a part of an object.
-// Returns the first error.
-template <typename Visit>
-absl::Status ForEachPart(const pickle::Value& value, const Visit& visit) {
-  for (size_t i = 0; i < value.size(); ++i) {
-    TESSERA_RETURN_IF_ERROR(visit(absl::StrCat(i), value[i]));
-  }
-  for (const auto& [key, child] : value.entries()) {
-    const std::string number = absl::StrCat(key.AsInt().value_or(0));
-    TESSERA_RETURN_IF_ERROR(visit(key.AsText().value_or(number), child));
-  }
-  for (const pickle::Value& part :
-       {value.callable(), value.arguments(), value.keyword_arguments(), value.state()}) {
-    TESSERA_RETURN_IF_ERROR(visit(std::nullopt, part));
-  }
-  return absl::OkStatus();
-}
-
 // Returns whether a value is an object of a type that Python itself has.
 bool IsBuiltIn(const pickle::Value& value, const char* type) {
   return value.is(Kind::kObject) && (value.IsObjectOf(absl::StrCat("builtins.", type)) ||
@@ -379,16 +361,17 @@ class TorchCollector {
           absl::StrCat(IsStored(value) ? "a tensor" : "what is nested deep", " in ", what);
       return absl::OkStatus();
     }
-    return ForEachPart(value, [&](std::optional<std::string_view> key, const pickle::Value& part) {
-      TESSERA_RETURN_IF_ERROR(Take(key ? key->size() / kKeyBytesOfVisit : 0));
-      const size_t parent_bytes = path_.size();
-      if (key && !std::ranges::count(kPartsOfModule, *key)) {
-        absl::StrAppend(&path_, path_.empty() ? "" : ".", View(*key));
-      }
-      const absl::Status status = AddUnread(part, what, depth + 1);
-      path_.resize(parent_bytes);
-      return status;
-    });
+    return pickle::ForEachPart(
+        value, [&](std::optional<std::string_view> key, const pickle::Value& part) {
+          TESSERA_RETURN_IF_ERROR(Take(key ? key->size() / kKeyBytesOfVisit : 0));
+          const size_t parent_bytes = path_.size();
+          if (key && !std::ranges::count(kPartsOfModule, *key)) {
+            absl::StrAppend(&path_, path_.empty() ? "" : ".", View(*key));
+          }
+          const absl::Status status = AddUnread(part, what, depth + 1);
+          path_.resize(parent_bytes);
+          return status;
+        });
   }
 
   // Returns whether a value, at any depth, has tensors that AddUnread() has not visited.
@@ -398,10 +381,11 @@ class TorchCollector {
       const pickle::Value visited = next.back();
       next.pop_back();
       if (IsStored(visited)) return true;
-      (void)ForEachPart(visited, [&](std::optional<std::string_view>, const pickle::Value& part) {
-        if (part.present() && unread_nodes_.insert(part.id()).second) next.push_back(part);
-        return absl::OkStatus();
-      });
+      (void)pickle::ForEachPart(visited,
+                                [&](std::optional<std::string_view>, const pickle::Value& part) {
+                                  if (unread_nodes_.insert(part.id()).second) next.push_back(part);
+                                  return absl::OkStatus();
+                                });
     }
     return false;
   }

@@ -10,10 +10,10 @@
 #include "convert/formats/torch/read.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
-#include "convert/pickle/zip.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "storage/testing/memory_storage.h"
+#include "storage/zip.h"
 
 namespace {
 
@@ -34,7 +34,7 @@ void ReadNames(std::string_view contents) {
 void FuzzOneInput(const std::string& input) {
   const ckpt::convert::StringFile file(input);
   const ckpt::convert::FileWithHole with_hole(input);
-  (void)ckpt::convert::ReadZipDirectory(with_hole, {0, with_hole.size_bytes()});
+  (void)ReadZipDirectory(with_hole, {0, with_hole.size_bytes()});
   const auto archive = ckpt::convert::ReadTorchArchive(file, {0, input.size()});
   if (!archive.ok()) return;
   ReadNames(input);

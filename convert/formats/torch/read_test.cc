@@ -22,7 +22,6 @@
 #include "convert/core/saved_values.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
-#include "convert/pickle/zip.h"
 #include "convert/testing/memory_meter.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -30,6 +29,7 @@
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "storage/testing/memory_storage.h"
+#include "storage/zip.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_PICKLE_ZIP_H_
-#define TESSERA_CONVERT_PICKLE_ZIP_H_
+#ifndef TESSERA_STORAGE_ZIP_H_
+#define TESSERA_STORAGE_ZIP_H_
 
 // Zip archives, zip64 included: reading the directory of one, and laying out a new one.
 
@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "convert/pickle/value.h"
+#include "storage/file_cursor.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 
 struct ZipMember {
   std::string name;
-  pickle::Extent data;  // of the file that holds the archive, as it is stored
+  Extent data;  // of the file that holds the archive, as it is stored
   bool compressed = false;
   uint32_t crc32 = 0;  // of the contents before they were compressed
 };
@@ -32,8 +32,7 @@ bool LooksLikeZip(std::string_view first_bytes);
 //
 // Memory is proportional to the central directory, which lies within the part. Errors: DataLoss
 // with offset and member; the file's own.
-absl::StatusOr<std::vector<ZipMember>> ReadZipDirectory(const ReadableFile& file,
-                                                        pickle::Extent part);
+absl::StatusOr<std::vector<ZipMember>> ReadZipDirectory(const ReadableFile& file, Extent part);
 
 // Alignment of the members' data, as in torch's archives, so that it can be mapped.
 inline constexpr uint64_t kZipAlignmentBytes = 64;
@@ -78,6 +77,6 @@ class ZipLayout {
   uint64_t end_ = 0;
 };
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera
 
-#endif  // TESSERA_CONVERT_PICKLE_ZIP_H_
+#endif  // TESSERA_STORAGE_ZIP_H_

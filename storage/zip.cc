@@ -1,4 +1,4 @@
-#include "convert/pickle/zip.h"
+#include "storage/zip.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -9,13 +9,12 @@
 #include "absl/container/flat_hash_set.h"
 #include "base/byte_order.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "convert/core/reading.h"
+#include "base/text.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 namespace {
-
-using pickle::Extent;
 
 // Sizes of the fixed parts of the records, and their signatures.
 constexpr uint64_t kEndBytes = 22;
@@ -389,4 +388,4 @@ std::string ZipLayout::Directory() const {
   return bytes;
 }
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera
