@@ -36,7 +36,8 @@ struct ModelFile {
   DType dtype = DType::kF32;             // of the buffer
 };
 
-// Writes a model's file with a state dict of a buffer and of a tensor that cannot be read.
+// Writes a model's file with a state dict of a buffer and of a tensor that cannot be read, and with
+// a tensor in a program's own state.
 void WriteModelFile(const fs::path& path, const ModelFile& file) {
   ckpt::pickle::Writer writer;
   writer.BeginDict();
@@ -58,6 +59,11 @@ void WriteModelFile(const fs::path& path, const ModelFile& file) {
   writer.BeginTuple();
   writer.EndTuple();
   writer.Call();
+  writer.EndDict();
+  writer.Text("average").BeginDict();
+  writer.Text("of").BeginList();
+  ckpt::convert::WriteTorchTensor(file.dtype, file.shape, 0, writer);
+  writer.EndList();
   writer.EndDict();
   writer.EndDict();
   std::string bytes(file.elements.size() * sizeof(float), '\0');
@@ -97,6 +103,7 @@ TEST_F(DeepSpeedBuffersTest, AreReadWithTheParametersOrNamed) {
   EXPECT_EQ(found, file.elements);
   EXPECT_OK(checkpoint.Find(file.parameters.front().name));
   EXPECT_THAT(storage->notes(), Contains(HasSubstr("norm.sparse")));
+  EXPECT_THAT(storage->notes(), Contains("Left out: tensors of the program's own: average.of.0."));
 }
 
 TEST_F(DeepSpeedBuffersTest, AThirdNameOfAParameterIsNoted) {

@@ -294,22 +294,23 @@ Json ContentsToJson(const NamedCheckpoint& named) {
   const Manifest& manifest = named.opened->manifest();
   const TrainerState& trainer = manifest.trainer();
   const bool is_ours = named.format.empty();
+  const int64_t created = manifest.producer().created_unix_ms();
   Json json = {
       {"checkpoint", named.Describe()},
-      {"step", trainer.step()},
+      {"step", KnownOrNull(is_ours || convert::TellsStep(manifest), trainer.step())},
       {"format", is_ours ? absl::StrCat(manifest.format_major(), ".", manifest.format_minor())
                          : named.format},
       {"program", manifest.producer().program()},
-      {"created_unix_ms", manifest.producer().created_unix_ms()},
+      {"created_unix_ms", KnownOrNull(created != 0, created)},
       {"topology", TopologyText(manifest.topology())},
       {"model", manifest.model().architecture()},
       {"model_config", ModelJson(manifest.model())},
       {"last_loss", Number(trainer.last_loss())},
       {"best_loss", Number(trainer.best_loss())},
       {"learning_rate", Number(trainer.schedule().learning_rate())},
-      {"consumed_samples", trainer.data().consumed_samples()},
-      {"epoch", trainer.data().epoch()},
-      {"seed", trainer.rng().seed()},
+      {"consumed_samples", KnownOrNull(trainer.has_data(), trainer.data().consumed_samples())},
+      {"epoch", KnownOrNull(trainer.has_data(), trainer.data().epoch())},
+      {"seed", KnownOrNull(trainer.has_rng(), trainer.rng().seed())},
       {"extra", ExtraJson(trainer)},
       {"optimizer", OptimizerJson(manifest.optimizer())},
       {"tensors", Json::array()},

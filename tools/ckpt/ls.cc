@@ -13,6 +13,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/saved_checkpoints.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/source_place.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
@@ -46,7 +47,10 @@ class Listing {
                const std::string& format = "") {
     const std::string shown = format.empty() ? name : absl::StrCat(name, " (", format, ")");
     Json entry = {{"directory", name}};
-    if (checkpoint.ok()) entry = {{"step", checkpoint->step()}, {"directory", name}};
+    if (checkpoint.ok()) {
+      const bool is_known = format.empty() || convert::TellsStep(checkpoint->manifest());
+      entry = {{"step", KnownOrNull(is_known, checkpoint->step())}, {"directory", name}};
+    }
     if (!format.empty()) entry["format"] = format;
     if (!checkpoint.ok()) {
       return AddProblem(std::move(entry), "-", shown, checkpoint.status());
@@ -79,8 +83,8 @@ class Listing {
     entry["bytes"] = BytesOfFiles(manifest);
     entry["tensors"] = manifest.tensors_size();
     entry["topology"] = TopologyText(manifest.topology());
-    entry["created_unix_ms"] = written;
-    table_.AddRow({absl::StrCat(manifest.trainer().step()), directory,
+    entry["created_unix_ms"] = KnownOrNull(written != 0, written);
+    table_.AddRow({entry["step"].is_null() ? "-" : entry["step"].dump(), directory,
                    HumanBytes(BytesOfFiles(manifest)), absl::StrCat(manifest.tensors_size()),
                    TopologyText(manifest.topology()), TimeText(written)});
     json_.push_back(std::move(entry));

@@ -23,6 +23,13 @@ namespace tessera::ckpt {
 // Prints JSON. Bytes that are not UTF-8, which paths and names may contain, are replaced.
 void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
 
+// Returns a value for JSON; null if it is unknown.
+template <typename T>
+nlohmann::ordered_json KnownOrNull(bool is_known, T value) {
+  if (!is_known) return nullptr;
+  return value;
+}
+
 // Prints the notes of a command about another framework's checkpoint, a line each.
 void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
 

@@ -23,6 +23,9 @@ constexpr uint64_t kMaxTagBytes = 4096;
 constexpr std::string_view kParameters = "zero/";
 constexpr std::string_view kLatestUniversal = "latest_universal";
 constexpr std::string_view kConfig = "config.json";
+// Entries of the model's file that have tensors and are DeepSpeed's own.
+constexpr std::string_view kOwnEntries[] = {"module", "optimizer", "frozen_param_fragments"};
+constexpr int kMaxDepth = 64;
 
 // A name such as "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt".
 struct StatesName {
@@ -143,6 +146,18 @@ absl::StatusOr<NamedTensors> ReadTensors(const TorchArchive& archive, const Valu
   return tensors;
 }
 
+// Adds the names of the tensors in a value, such as "ema.head.weight", until the budget is spent.
+void AddTensorNames(const Value& value, const std::string& name, int depth, pickle::Budget& budget,
+                    std::vector<std::string>& names) {
+  if (depth > kMaxDepth || !budget.Has(pickle::Budget::kVisitBytes + name.size())) return;
+  if (IsTorchTensor(value)) return names.push_back(name);
+  pickle::ForEachPart(value, [&](std::optional<std::string_view> part, const Value& child) {
+    AddTensorNames(child, part ? absl::StrCat(name, ".", View(*part)) : name, depth + 1, budget,
+                   names);
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
 absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
   const Value root = archive.contents.root();
   pickle::Budget budget(archive.contents);
@@ -163,6 +178,11 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
     TESSERA_ASSIGN_OR_RETURN(std::string second, ReadTorchName(key, budget));
     TESSERA_ASSIGN_OR_RETURN(std::string first, ReadTorchName(value, budget));
     states.shared.emplace_back(std::move(second), std::move(first));
+  }
+  for (const auto& [key, value] : root.entries()) {
+    const std::string name(key.AsText().value_or(""));
+    if (std::ranges::find(kOwnEntries, name) != std::end(kOwnEntries)) continue;
+    AddTensorNames(value, name, /*depth=*/0, budget, states.of_program);
   }
   states.data_parallel_size = root.Find("dp_world_size").AsInt();
   // Steps that were skipped because a gradient overflowed change nothing.

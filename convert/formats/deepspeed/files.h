@@ -43,11 +43,12 @@ using NamedTensors = std::map<std::string, TorchTensor>;
 
 // A file "..._model_states.pt" of DeepSpeed.
 struct DeepSpeedModelStates {
-  std::vector<NamedShapes> groups;    // of trained parameters: shapes of the whole tensors
-  NamedShapes frozen;                 // of the others: shapes of the whole tensors
-  NamedTensors frozen_fragments;      // with stage 3 flat parts of them
-  NamedTensors module;                // the state dict; with stage 3 without parameters
-  std::vector<std::string> left_out;  // names of tensors of kinds that are not read
+  std::vector<NamedShapes> groups;      // of trained parameters: shapes of the whole tensors
+  NamedShapes frozen;                   // of the others: shapes of the whole tensors
+  NamedTensors frozen_fragments;        // with stage 3 flat parts of them
+  NamedTensors module;                  // the state dict; with stage 3 without parameters
+  std::vector<std::string> left_out;    // names of tensors of kinds that are not read
+  std::vector<std::string> of_program;  // names of tensors in its client_state
   std::vector<std::pair<std::string, std::string>> shared;  // second names, and the first ones
   std::optional<int64_t> data_parallel_size;
   std::optional<int64_t> steps;    // of the optimizer

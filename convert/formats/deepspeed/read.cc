@@ -67,6 +67,7 @@ class DeepSpeedReader {
     *description.mutable_model() = model_.config;
     std::vector<std::string>& notes = checkpoint.notes;
     NoteLeftOut("tensors of dtypes or kinds that are not read", states_.left_out, notes);
+    NoteLeftOut("tensors of the program's own", states_.of_program, notes);
     NoteLeftOut("further names of tied parameters", further_names_, notes);
     NoteLeftOut("copies of tied parameters in the model's file", copies_, notes);
     NoteLeftOut("empty or misshapen tensors of the model's file", unread_, notes);
