@@ -66,5 +66,14 @@ TEST(DescribeContentsTest, OnlyWhatIsNotThereIsMissing) {
   EXPECT_EQ(DescribeContents(folder), "it holds __0_0.distcp, step-00000003/");
 }
 
+TEST(DescribeContentsTest, OtherFormatsHaveTheirNames) {
+  EXPECT_EQ(DescribeFile("a/b.tar"), "");
+  EXPECT_THAT(DescribeFile("a/model.npz"), HasSubstr("; model.npz is of numpy, which is not read"));
+  MemoryStorage folder;
+  EXPECT_OK(WriteAll(folder, "checkpoint", ""));
+  EXPECT_OK(WriteAll(folder, "model.ckpt-7.data-00000-of-00002", ""));
+  EXPECT_THAT(DescribeContents(folder), HasSubstr("data-00000-of-00002 is of TensorFlow"));
+}
+
 }  // namespace
 }  // namespace tessera::ckpt::convert

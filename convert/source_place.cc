@@ -23,11 +23,32 @@ constexpr std::string_view kStems[] = {
     "checkpoint-", "checkpoint_step_", "global_step", "iter_", "step-", "step_", ""};
 
 // Endings of names of objects that are checkpoints by themselves.
-constexpr std::string_view kObjectEndings[] = {".gguf", ".pt",   ".pth",
+constexpr std::string_view kObjectEndings[] = {".gguf", ".pt",   ".pth",        ".pth.tar",
                                                ".bin",  ".ckpt", ".safetensors"};
 
 // Endings of names of files that are checkpoints only with others.
 constexpr std::string_view kPartEndings[] = {"/manifest.pb", ".distcp", ".pdparams", ".pdopt"};
+
+// Files of formats that are not read, by patterns of their names.
+struct OtherFormat {
+  const char* pattern;
+  const char* name;
+};
+
+constexpr OtherFormat kOtherFormats[] = {
+    {"_CHECKPOINT_METADATA", "Orbax"}, {"*.msgpack", "Flax"}, {"*.keras", "Keras"},
+    {"*.data-*-of-*", "TensorFlow"},   {"*.h5", "HDF5"},      {"*.onnx", "ONNX"},
+    {"saved_model.pb", "TensorFlow"},  {"*.npz", "numpy"},    {"*.npy", "numpy"},
+};
+
+// Says, as the end of a sentence, of which other format a file is; "" of any other name.
+std::string DescribeOther(const std::string& name) {
+  const auto* const other = std::ranges::find_if(
+      kOtherFormats, [&](const OtherFormat& format) { return MatchesGlob(format.pattern, name); });
+  if (other == std::end(kOtherFormats)) return "";
+  return absl::StrCat("; ", name, " is of ", other->name,
+                      ", which is not read: save its tensors as safetensors");
+}
 
 std::optional<StepFolder> ParseStepFolder(std::string_view listed) {
   if (!listed.ends_with('/')) return std::nullopt;
@@ -143,13 +164,19 @@ std::string DescribeContents(Storage& folder) {
       absl::StrAppend(&text, "; ", missing.name, ", ", missing.purpose, ", is missing");
     }
   }
+  for (const std::string& name : *names) {
+    const std::string other = DescribeOther(name);
+    absl::StrAppend(&text, other);
+    if (!other.empty()) break;
+  }
   return absl::StrCat(text, DescribeRun(folder), DescribeSteps(folder, *names));
 }
 
-std::string_view DescribeFile(std::string_view name) {
+std::string DescribeFile(std::string_view name) {
   const bool is_part = std::ranges::any_of(
       kPartEndings, [&](std::string_view ending) { return name.ends_with(ending); });
-  return is_part ? "; a checkpoint is named by its folder" : "";
+  if (is_part) return "; a checkpoint is named by its folder";
+  return DescribeOther(std::string(name.substr(name.rfind('/') + 1)));
 }
 
 std::string DescribeAbsence(std::string_view name) {

@@ -53,12 +53,13 @@ absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 
 // Describes a folder in which no checkpoint was found, the root of a storage, as the end of an
 // error's sentence: "it is empty", or its first entries. Also names the file that is missing beside
-// entries like those of a checkpoint, of any framework, and the folder of a run's checkpoints.
+// entries like those of a checkpoint, of any framework, the format of one that is not read, and the
+// folder of a run's checkpoints.
 std::string DescribeContents(Storage& folder);
 
-// Returns what to name instead of a manifest or a file of DCP or PaddleNLP, as the end of an
-// error's sentence; "" for others.
-std::string_view DescribeFile(std::string_view name);
+// Returns what to name instead of a manifest or a file of DCP or PaddleNLP, or the format of a file
+// that is not read, as the end of an error's sentence; "" for others.
+std::string DescribeFile(std::string_view name);
 
 // Says why a name cannot be opened: "is not there", or "is a link to PATH, which is not there".
 std::string DescribeAbsence(std::string_view name);

@@ -111,7 +111,7 @@ absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
     folder = member.name.substr(0, member.name.size() - kPickle.size() + 1);
   }
   if (!folder.empty()) return folder;
-  return DataLoss("a zip archive without data.pkl: not written by torch.save()");
+  return Unimplemented("a zip archive without data.pkl: not written by torch.save()");
 }
 
 absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {

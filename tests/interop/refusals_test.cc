@@ -463,7 +463,7 @@ std::vector<Refusal> GgufRefusals() {
       {"OtherArchitecture",
        gpt2,
        Replace(file, "gpt2.", "bert."),
-       {file + ": gguf's configuration: gpt2.block_count is missing"}},
+       {file + ": general.architecture gpt2: gguf's configuration: gpt2.block_count is missing"}},
   };
 }
 

@@ -297,7 +297,13 @@ TEST(GgufTest, HostileHeadersAreRefused) {
       {[](GgufHeader& header) { header.tensors.erase(header.tensors.begin() + 2); }, nullptr,
        "no file has"},
       {[](GgufHeader& header) { header.metadata[0].second = "mamba"; }, nullptr,
-       "another kind than gpt2, llama3", false},
+       "general.architecture mamba: gguf's configuration describes a model of another kind", false},
+      {[](GgufHeader& header) {
+         for (auto& [key, value] : header.metadata) {
+           if (key == "general.type") value = "adapter";
+         }
+       },
+       nullptr, "general.type is adapter: only whole models are read", false},
       {nullptr, After("llama.block_count", 4, 1'000'000'000, 4), "layers, but the files have",
        false},
       {nullptr, After("llama.embedding_length", 4, 1'000'000'000, 4), "llama.attention", false},

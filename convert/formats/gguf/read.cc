@@ -27,6 +27,7 @@ namespace {
 constexpr int64_t kMaxRopeFactors = 1 << 16;
 // The number of files that a model has been split into.
 constexpr std::string_view kSplitCount = "split.count";
+constexpr char kType[] = "general.type";
 
 // Returns the scalars of the metadata, whose keys have dots of their own.
 SavedValue Values(const GgufHeader& header) {
@@ -75,9 +76,21 @@ absl::StatusOr<std::string> Configuration(const ReadableFile& file, const GgufHe
   return json.dump();
 }
 
-absl::Status CheckIsWhole(const SavedValue& values) {
-  const SavedValue* const count = values.As<SavedValue::Dict>()->Find(kSplitCount);
-  const auto* const files = count == nullptr ? nullptr : count->As<int64_t>();
+// Returns a value of this type in the metadata, or null.
+template <typename T>
+const T* FindValue(const SavedValue& values, std::string_view key) {
+  const SavedValue* const value = values.As<SavedValue::Dict>()->Find(key);
+  return value == nullptr ? nullptr : value->As<T>();
+}
+
+absl::Status CheckIsModel(const SavedValue& values) {
+  const auto* const type = FindValue<std::string>(values, kType);
+  if (type != nullptr && *type != "model") {
+    return InvalidArgument(
+        kType, " is ", Shown(*type),
+        ": only whole models are read; an adapter has to be merged into its model");
+  }
+  const auto* const files = FindValue<int64_t>(values, kSplitCount);
   if (files == nullptr || *files <= 1) return absl::OkStatus();
   return InvalidArgument("one of ", *files,
                          " files that a model was split into: join them "
@@ -104,10 +117,13 @@ absl::StatusOr<ForeignModel> ReadModel(const ReadableFile& file, GgufHeader& hea
                                        ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(header, ReadGgufHeader(file));
   checkpoint.state = Values(header);
-  TESSERA_RETURN_IF_ERROR(CheckIsWhole(checkpoint.state));
+  TESSERA_RETURN_IF_ERROR(CheckIsModel(checkpoint.state));
   TESSERA_ASSIGN_OR_RETURN(const std::string text, Configuration(file, header, checkpoint.state));
-  return ForeignModel::Read(kGguf, text, static_cast<int64_t>(header.tensors.size()),
-                            file.size_bytes());
+  const auto* const architecture = FindValue<std::string>(checkpoint.state, kGgufArchitecture);
+  return In(absl::StrCat(kGgufArchitecture, " ",
+                         architecture == nullptr ? "is missing" : Shown(*architecture)),
+            ForeignModel::Read(kGguf, text, static_cast<int64_t>(header.tensors.size()),
+                               file.size_bytes()));
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
   if (file.empty()) {
     TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
     std::erase_if(names, [](const std::string& name) {
-      return std::ranges::none_of(std::array{".pt", ".pth", ".bin", ".ckpt"},
+      return std::ranges::none_of(std::array{".pt", ".pth", ".pth.tar", ".bin", ".ckpt"},
                                   [&](const char* end) { return name.ends_with(end); });
     });
   }

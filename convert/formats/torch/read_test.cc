@@ -267,8 +267,8 @@ TEST(FindTorchFilesTest, OneFileOrAllParts) {
   ASSERT_OK(WriteAll(rank, "consolidated.01.pth", Contents("root.pt")));
   EXPECT_THAT(std::string(FindTorchFiles(rank, "").status().message()),
               HasSubstr("consolidated.00.pth is missing, consolidated.01.pth is there"));
-  for (const std::string alike :
-       {"best-of-run.bin", "consolidated.pth", "consolidated.0.pth", "consolidated.500.pth"}) {
+  for (const std::string alike : {"best-of-run.bin", "consolidated.pth", "consolidated.0.pth",
+                                  "consolidated.500.pth", "checkpoint.pth.tar"}) {
     MemoryStorage alone;
     ASSERT_OK(WriteAll(alone, alike, Contents("root.pt")));
     EXPECT_EQ(*FindTorchFiles(alone, ""), Names{alike});
