@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
@@ -131,6 +132,20 @@ TEST(SavePlanTest, FilesByKindAndSize) {
   ExpectSound(ranks, *plan);
   EXPECT_EQ(plan->manifest.files_size(), 10);
   for (const DataFile& file : plan->manifest.files()) EXPECT_LE(file.size_bytes(), 4096 + 1000);
+}
+
+TEST(SavePlanTest, AFileIsFullAtTheLimit) {
+  std::vector<RankState> ranks(1);
+  for (const char* name : {"a", "b"}) {
+    Add(ranks[0], name, TensorRole::kWeight, DType::kF32, {100}, {WholeBox({100})});
+  }
+  for (const auto& [limit, files] : {std::pair(800, 1), std::pair(799, 2)}) {
+    SavePlanOptions options;
+    options.max_file_bytes = limit;
+    const auto plan = Plan(ranks, options);
+    ASSERT_OK(plan);
+    EXPECT_EQ(plan->manifest.files_size(), files) << limit;
+  }
 }
 
 TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
