@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {

@@ -10,6 +10,7 @@
 #include "base/errors.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/saved_checkpoints.h"
